@@ -25,9 +25,9 @@ def texts_fit(texts: Ints, probability: Floats, vocab: int, length: int) -> floa
     return min(1.0, min(results) * len(results))
 
 
-def fit(cells: Ints, p: Floats) -> float:
+def fit(cells: Ints, p: Floats, statistic: str = "pearson") -> float:
     """p-value that draws of cells come from p."""
-    return chi_square(np.bincount(cells, minlength=p.size), p * cells.size)
+    return chi_square(np.bincount(cells, minlength=p.size), p * cells.size, statistic)
 
 
 def tokens_fit(texts: Ints, probability: Floats, vocab: int, length: int) -> float:
@@ -46,7 +46,7 @@ def tokens_fit(texts: Ints, probability: Floats, vocab: int, length: int) -> flo
     return chi_square(counts, expected)
 
 
-def chi_square(counts: Ints | Floats, expected: Floats) -> float:
+def chi_square(counts: Ints | Floats, expected: Floats, statistic: str = "pearson") -> float:
     """Cells of small expectation are pooled."""
     if counts[expected == 0].any():
         return 0.0  # what has no probability was drawn
@@ -57,4 +57,7 @@ def chi_square(counts: Ints | Floats, expected: Floats) -> float:
             pooled.append((counts[cell], expected[cell]))
         else:
             pooled[-1] = (seen + counts[cell], due + expected[cell])
-    return float(stats.chisquare(*zip(*pooled, strict=True)).pvalue)
+    if len(pooled) == 1:
+        return 1.0  # one cell is left: nothing else was possible
+    found = stats.power_divergence(*zip(*pooled, strict=True), lambda_=statistic)
+    return float(found.pvalue)

@@ -6,7 +6,7 @@ import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, TypeVar
@@ -52,6 +52,15 @@ class ServiceProcess:
             request = health_pb2.HealthCheckRequest(service=service)
             status: int = health_pb2_grpc.HealthStub(channel).Check(request, timeout=60).status
         return status
+
+    def is_ready(self) -> bool:
+        return self.health("readiness") == SERVING
+
+    def is_alive(self) -> bool:
+        """Raises what it has said, if it has ended."""
+        if self.process.poll() is not None:
+            raise RuntimeError(f"exited with {self.process.returncode}: {self.log()}")
+        return True
 
     def log(self) -> str:
         return self.log_file.read_text()
@@ -113,71 +122,50 @@ class GatewayProcess(ServiceProcess):
 
 
 TracedPair = tuple[TargetProcess, DraftProcess]
+Process = TypeVar("Process", bound=ServiceProcess)
+Serving = AbstractContextManager[Process]
 
 
-@contextmanager
 def target(
-    directory: Path,
-    *flags: str,
-    model: str = SHIPPED,
-    ready: bool = True,
-    new_session: bool = False,
-) -> Iterator[TargetProcess]:
+    directory: Path, *flags: str, model: str = SHIPPED, **how: bool
+) -> Serving[TargetProcess]:
     """``ssd-target serve`` on a free port, with its books checked after every step."""
-    command = ["serve", model]
-    with _service(TargetProcess, command, flags, directory, ready, new_session) as process:
-        yield process
+    return _service(TargetProcess, directory, model, "--check-integrity", *flags, **how)
 
 
-@contextmanager
 def draft(
-    directory: Path,
-    *flags: str,
-    model: str | None = SHIPPED_DRAFT,
-    ready: bool = True,
-    new_session: bool = False,
-) -> Iterator[DraftProcess]:
+    directory: Path, *flags: str, model: str | None = SHIPPED_DRAFT, **how: bool
+) -> Serving[DraftProcess]:
     """``ssd-draft serve`` likewise; without a model it looks n-grams up."""
     what = [model] if model is not None else ["--speculator", "ngram"]
-    command = ["serve", *what]
-    with _service(DraftProcess, command, flags, directory, ready, new_session) as process:
-        yield process
+    return _service(DraftProcess, directory, *what, "--check-integrity", *flags, **how)
 
 
-@contextmanager
 def gateway(
     directory: Path, *flags: str, targets: Sequence[str], ready: bool = True
-) -> Iterator[GatewayProcess]:
+) -> Serving[GatewayProcess]:
     """``ssd-gateway serve`` in front of targets; it looks at them often."""
     named = [part for each in targets for part in ("--target", each)]
-    flags = (*named, "--refresh-seconds", "0.1", *flags)
-    with _service(GatewayProcess, ["serve"], flags, directory, False, False) as process:
-        if ready:
-            wait_until(process.is_ready, process.log)
-        yield process
-
-
-Process = TypeVar("Process", bound=ServiceProcess)
+    often = ("--refresh-seconds", "0.1")
+    return _service(GatewayProcess, directory, *named, *often, *flags, ready=ready)
 
 
 @contextmanager
 def _service(
     kind: type[Process],
-    command: list[str],
-    flags: Sequence[str],
     directory: Path,
-    ready: bool,
-    new_session: bool,
+    *arguments: str,
+    ready: bool = True,
+    new_session: bool = False,
 ) -> Iterator[Process]:
     directory.mkdir(parents=True, exist_ok=True)
     port_file, log_file = directory / "port", directory / "log"
-    checked = [] if kind is GatewayProcess else ["--check-integrity"]  # it has no engine
-    listening = ["--listen", "127.0.0.1:0", "--port-file", str(port_file)]
-    arguments = [*command, *checked, *listening, *flags]
-    process = start_service(kind.package, arguments, log_file, new_session)
+    command = ["serve", "--listen", "127.0.0.1:0", "--port-file", str(port_file), *arguments]
+    process = start_service(kind.package, command, log_file, new_session)
+    server = kind(process, "", log_file)
     try:
-        port = _wait_for_port(process, port_file, log_file)
-        server = kind(process, f"127.0.0.1:{port}", log_file)
+        wait_until(lambda: server.is_alive() and port_file.exists(), server.log)
+        server.address = f"127.0.0.1:{int(port_file.read_text())}"
         if ready:
             wait_until_ready(server)
         yield server
@@ -187,25 +175,8 @@ def _service(
         process.wait()
 
 
-def _wait_for_port(
-    process: ForkedService | subprocess.Popen[bytes], port_file: Path, log_file: Path
-) -> int:
-    def listens() -> bool:
-        if process.poll() is not None:
-            raise RuntimeError(f"exited with {process.returncode}: {log_file.read_text()}")
-        return port_file.exists()
-
-    wait_until(listens, log_file.read_text)
-    return int(port_file.read_text())
-
-
 def wait_until_ready(server: ServiceProcess) -> None:
-    def is_ready() -> bool:
-        if server.process.poll() is not None:
-            raise RuntimeError(f"exited: {server.log()}")
-        return server.health("readiness") == SERVING
-
-    wait_until(is_ready, server.log)
+    wait_until(lambda: server.is_alive() and server.is_ready(), server.log)
 
 
 @dataclass
@@ -220,30 +191,23 @@ class Output:
 
 def collect(stream: Iterator[pb.GenerateResponse]) -> Output:
     """Follow a stream to its end, and hold it to its grammar."""
-    started = next(stream).started
-    text, tokens, logprobs, prompt = "", [], [], pb.GeneratePrompt()
+    seed = next(stream).started.seed
+    found = Output("", [], pb.GenerateFinish(), seed, [])
     for response in stream:
-        if response.WhichOneof("event") == "finish":
+        event = response.WhichOneof("event")
+        if event == "finish":
             assert next(stream, None) is None
-            return Output(text, tokens, response.finish, started.seed, logprobs, prompt)
-        if response.WhichOneof("event") == "prompt":
-            assert not tokens
-            _append(prompt, response.prompt)
-            continue
-        if response.WhichOneof("event") == "beat":
-            continue
-        assert response.WhichOneof("event") == "tokens"
-        text += response.tokens.text
-        tokens += response.tokens.token_ids
-        logprobs += response.tokens.logprobs
+            found.finish = response.finish
+            return found
+        assert event in ("beat", "tokens") or (event == "prompt" and not found.tokens)
+        found.text += response.tokens.text
+        found.tokens += response.tokens.token_ids
+        found.logprobs += response.tokens.logprobs
+        found.prompt.token_ids += response.prompt.token_ids
+        found.prompt.text += response.prompt.text
+        found.prompt.text_lengths.extend(response.prompt.text_lengths)
+        found.prompt.logprobs.extend(response.prompt.logprobs)
     raise AssertionError("the stream ended without a finish")
-
-
-def _append(prompt: pb.GeneratePrompt, more: pb.GeneratePrompt) -> None:
-    prompt.token_ids += more.token_ids
-    prompt.text += more.text
-    prompt.text_lengths.extend(more.text_lengths)
-    prompt.logprobs.extend(more.logprobs)
 
 
 def link_states(server: TargetProcess) -> list[str]:
@@ -256,14 +220,16 @@ def wait_until_idle(server: TargetProcess) -> dict[str, float]:
 
     def idle() -> dict[str, float] | None:
         metrics = server.metrics()
-        held = (
-            metrics["ssd_num_requests_running"],
-            metrics["ssd_num_requests_waiting"],
-            metrics["ssd_kv_cache_usage_ratio"],
-            metrics["ssd_kv_cache_reserved_blocks"],
-        )
-        return None if any(held) else metrics
+        return None if any(metrics[name] for name in HELD) else metrics
 
     metrics = wait_until(idle, server.exposition)
     assert metrics is not None
     return metrics
+
+
+HELD = (
+    "ssd_num_requests_running",
+    "ssd_num_requests_waiting",
+    "ssd_kv_cache_usage_ratio",
+    "ssd_kv_cache_reserved_blocks",
+)

@@ -1,20 +1,29 @@
 """EAGLE-3 heads with dense random weights, made by the speculators package, in both formats."""
 
 import json
+import shutil
 import sys
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, PretrainedConfig, Qwen3Config
 
 sys.path.append(str(Path(sys.prefix) / "oracle"))  # where the Makefile puts it
+# What it reads texts with that heads are trained on: imported by its models, and used by none.
+if find_spec("datasets") is None:
+    sys.modules["datasets"] = Mock(__spec__=ModuleSpec("datasets", None))
 
 from speculators.config import SpeculatorsConfig, VerifierConfig
 from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
 from speculators.proposals.greedy import GreedyTokenProposalConfig
+
+from ssd_engine.checkpoints.model_store import resolve_model
 
 SHAPE: dict[str, Any] = dict(
     vocab_size=512,
@@ -122,3 +131,21 @@ def write_flat(source: Path, directory: Path) -> None:
         for name, tensor in weights.items()
     }
     save_file(renamed, directory / "model.safetensors")
+
+
+def make_head_for_stories(directory: Path) -> Path:
+    """A head for the shipped target; it names its boundaries, and brings no tokenizer."""
+    like_stories = dict(vocab_size=4096, hidden_size=256, intermediate_size=512)
+    make_head(HeadKind(LlamaConfig, draft_vocab_size=1000), directory, **like_stories)
+    return directory
+
+
+def with_another_tokenizer(head: Path, directory: Path) -> Path:
+    """A copy of a head, with two tokens of the shipped target's exchanged."""
+    shutil.copytree(head, directory)
+    content = json.loads((resolve_model("stories-target") / "tokenizer.json").read_text())
+    vocabulary = content["model"]["vocab"]
+    first, second = [*vocabulary][300:302]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    (directory / "tokenizer.json").write_text(json.dumps(content))
+    return directory

@@ -1,11 +1,16 @@
 """Tensor parallelism without processes."""
 
 import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from ssd_engine.models.ordered_sum import ordered_sum
+
+Result = TypeVar("Result")
 
 
 class ThreadRanks:
@@ -33,3 +38,11 @@ class ThreadRanks:
 
     def minimum(self, value: int) -> int:
         return value
+
+
+def on_ranks(count: int, work: Callable[[ThreadRanks], Result]) -> list[Result]:
+    """What each of so many ranks gives, the first one first."""
+    parts, barrier = [torch.empty(0)] * count, threading.Barrier(count)
+    ranks = [ThreadRanks(rank, parts, barrier) for rank in range(count)]
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(work, ranks))

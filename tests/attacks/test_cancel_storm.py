@@ -2,7 +2,7 @@
 
 import multiprocessing
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import grpc
 
@@ -16,14 +16,13 @@ from ssd_target.records.speculation_options import SpeculationRequest
 from tests.attacks.conftest import (
     ATTACKER,
     OTHER,
-    TOKEN_FILE,
+    UNLIMITED,
     Attacked,
     bearer,
     generate,
     request,
 )
 from tests.process_tree import engine_held
-from tests.security.certificates import replace
 from tests.waiting import HANG_SECONDS, wait_until
 
 PLACES = 32 + 256  # --max-num-seqs and --max-waiting, as they come
@@ -34,11 +33,10 @@ def storm(
     attacked: Attacked, channel: grpc.Channel, token: str, number: int
 ) -> Iterator[list[grpc.StatusCode | None]]:
     """While the engine stands still; yields how each of so many requests began."""
+    asked = request("word " * 50, tokens=200)
 
     def one() -> grpc.StatusCode | None:
-        call = attacked.stub(channel).Generate(
-            request("word " * 50, tokens=200), timeout=HANG_SECONDS, metadata=bearer(token)
-        )
+        call = attacked.stub(channel).Generate(asked, timeout=HANG_SECONDS, metadata=bearer(token))
         try:
             next(call)
         except grpc.RpcError as error:
@@ -48,6 +46,12 @@ def storm(
 
     with engine_held(attacked.target.process.pid):
         yield [one() for _ in range(number)]
+
+
+def is_served(channel: grpc.Channel, token: str) -> bool:
+    with suppress(grpc.RpcError):
+        return bool(generate(channel, token, request()))
+    return False
 
 
 def test_who_may_run_one_request_has_no_more_of_them_in_the_engine(attacked: Attacked) -> None:
@@ -60,58 +64,32 @@ def test_who_may_run_one_request_has_no_more_of_them_in_the_engine(attacked: Att
         wait_until(lambda: is_served(channel, ATTACKER), "the place is given back")
 
 
-def is_served(channel: grpc.Channel, token: str) -> bool:
-    try:
-        return bool(generate(channel, token, request()))
-    except grpc.RpcError as error:
-        if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
-            raise
-        return False
-
-
 def test_what_waits_on_its_way_to_the_engine_counts_as_waiting(attacked: Attacked) -> None:
     """Of an identity without a limit of its own."""
-    replace(attacked.token_file, TOKEN_FILE.replace("limit_requests = 1\n", "").encode())
     with attacked.target.channel() as channel, attacked.target.channel() as others:
-        with storm(attacked, channel, ATTACKER, PLACES + 40) as began:
+        with storm(attacked, channel, UNLIMITED, PLACES + 40) as began:
             assert began.count(None) <= PLACES
             assert began[-1] is grpc.StatusCode.RESOURCE_EXHAUSTED
         wait_until(lambda: is_served(others, OTHER), "places are given back")
-    replace(attacked.token_file, TOKEN_FILE.encode())
     assert "Traceback" not in attacked.target.log()
 
 
 def submit(sequence: int) -> Submit:
-    return Submit(
-        sequence,
-        pack_tokens([1]),
-        b"",
-        SamplingParams(seed=1),
-        StopRules(9),
-        None,
-        SpeculationRequest(),
-    )
+    sampling, asked = SamplingParams(seed=1), SpeculationRequest()
+    return Submit(sequence, pack_tokens([1]), b"", sampling, StopRules(9), None, asked)
 
 
 def test_a_cancel_overtakes_what_it_cancels() -> None:
     """The engine hears of neither the prompt nor anything else of a request that had not begun."""
     front, engine = multiprocessing.Pipe()
-    inbox = EngineInbox(engine)
-    said = [
-        submit(1),
-        submit(2),
-        Cancel(1),
-        submit(3),
-        GiveBackWaiting(),
-        DraftLinkDown(1, 1),
-        Cancel(3),
-    ]
-    for record in said:
-        front.send_bytes(encode(record))
-    heard = []
-    while inbox.poll(0):
-        heard.append(inbox.receive())
-    assert heard == [DraftLinkDown(1, 1), submit(2), Cancel(1), GiveBackWaiting(), Cancel(3)]
-    front.send_bytes(encode(submit(1)))  # numbers are not used again; were they, it would be heard
-    assert inbox.poll(0)
-    assert inbox.receive() == submit(1)
+    inbox, up = EngineInbox(engine), DraftLinkDown(1, 1)
+    first, second, third = map(submit, (1, 2, 3))
+
+    def heard(*said: object) -> list[object]:
+        for record in said:
+            front.send_bytes(encode(record))
+        return [inbox.receive() for _ in iter(lambda: inbox.poll(0), False)]
+
+    said = (first, second, Cancel(1), third, GiveBackWaiting(), up, Cancel(3))
+    assert heard(*said) == [up, second, Cancel(1), GiveBackWaiting(), Cancel(3)]
+    assert heard(first) == [first]  # numbers are not used again; were they, it would be heard

@@ -1,13 +1,15 @@
 """Texts that are far longer than any prompt that their sender may have."""
 
 import asyncio
+import functools
 import gzip
 import re
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import grpc
 import pytest
@@ -34,13 +36,12 @@ from ssd_target.front.requests import (
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
     SPARE_BYTES,
-    ParsedRequest,
     RequestLimits,
     largest_request,
     parse_prompt,
 )
 from tests.attacks.conftest import ATTACKER, OTHER, Attacked, bearer, generate, request
-from tests.waiting import HANG_SECONDS
+from tests.waiting import HANG_SECONDS, wait_until_async
 from tests.wire.raw import RawConnection, framed, headers
 
 MIB = 1 << 20
@@ -65,11 +66,8 @@ def test_what_is_too_long_for_its_sender_is_refused_unread(attacked: Attacked) -
         expected = generate(channel, OTHER, request())
         before = peak_bytes(pid)
         for size, why, code in REFUSED:
-            call = attacked.stub(channel).Generate(
-                request("word " * (size // 5)), timeout=HANG_SECONDS, metadata=bearer(ATTACKER)
-            )
             with pytest.raises(grpc.RpcError, match=why) as caught:
-                next(call)
+                generate(channel, ATTACKER, request("word " * (size // 5)))
             assert caught.value.code() is code
         assert peak_bytes(pid) - before < 40 * MIB
         assert generate(channel, OTHER, request()) == expected
@@ -78,37 +76,25 @@ def test_what_is_too_long_for_its_sender_is_refused_unread(attacked: Attacked) -
 GENERATE = "/ssd.v1.TargetService/Generate"
 
 
-def codes_of(attacked: Attacked, message: bytes) -> list[grpc.StatusCode]:
-    """Many calls are made at once, each on a connection of its own."""
-    with ExitStack() as stack:
-        channels = [stack.enter_context(attacked.target.channel()) for _ in range(MANY)]
-        calls = [
-            channel.unary_unary(GENERATE).future(
-                message, timeout=HANG_SECONDS, metadata=bearer(ATTACKER)
-            )
-            for channel in channels
-        ]
-        return [call.code() for call in calls]
-
-
 def test_many_at_once_are_not_all_kept_in_memory(attacked: Attacked) -> None:
     """Neither as they are, nor compressed: that would be a few bytes for each kilobyte of ours."""
-    pid = attacked.target.process.pid
+    pid, address = attacked.target.process.pid, attacked.target.address
     message = pb.GenerateRequest(text="\0" * 15 * MIB).SerializeToString()
-    before = peak_bytes(pid)
-    assert codes_of(attacked, message) == MANY * [grpc.StatusCode.RESOURCE_EXHAUSTED]
     small = framed(gzip.compress(message), 1)
     assert len(small) < 20_000
+    before = peak_bytes(pid)
+    about = {"timeout": HANG_SECONDS, "metadata": bearer(ATTACKER)}
     head = headers(GENERATE, [("grpc-encoding", "gzip"), *bearer(ATTACKER)])
-    with ExitStack() as stack:
-        address = attacked.target.address
+    with ExitStack() as stack:  # each has a connection of its own
+        channels = [stack.enter_context(attacked.target.channel()) for _ in range(MANY)]
+        whole = [each.unary_unary(GENERATE).future(message, **about) for each in channels]
+        assert {call.code() for call in whole} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
         clients = [stack.enter_context(RawConnection(address)) for _ in range(MANY)]
         calls = [(client, client.call(head, small)) for client in clients]
         statuses = {client.until_ended(call).status for client, call in calls}
-    assert statuses == {(12, "Compression algorithm 'gzip' is disabled.")}
-    assert peak_bytes(pid) - before < 3 * MANY * largest_request(2048)
-    with attacked.target.channel() as channel:
-        assert generate(channel, OTHER, request())
+        assert statuses == {(12, "Compression algorithm 'gzip' is disabled.")}
+        assert peak_bytes(pid) - before < 3 * MANY * largest_request(2048)
+        assert generate(channels[0], OTHER, request())
 
 
 @pytest.mark.parametrize("length", [512, 131_072])
@@ -121,14 +107,14 @@ def test_no_message_is_larger_than_the_longest_request(length: int, kind: str) -
         cache_salt="s" * MAX_CACHE_SALT_BYTES,
         generated_token_ids=b"\xff" * 4 * length,
     )
-    if kind == "json":
-        message.chat.messages_json = b"j" * (size + MAX_JSON_SYNTAX_BYTES)
-    elif kind == "chat":
-        share = size // MAX_CHAT_MESSAGES
-        for _ in range(MAX_CHAT_MESSAGES):
-            message.chat.messages.add(role="r" * MAX_ROLE_BYTES, content="c" * share)
-    else:
-        message.text = "t" * size
+    share = size // MAX_CHAT_MESSAGES
+    one = {"role": "r" * MAX_ROLE_BYTES, "content": "c" * share}
+    kinds: dict[str, Any] = {
+        "text": {"text": "t" * size},
+        "chat": {"chat": {"messages": MAX_CHAT_MESSAGES * [one]}},
+        "json": {"chat": {"messages_json": b"j" * (size + MAX_JSON_SYNTAX_BYTES)}},
+    }
+    message.MergeFrom(pb.GenerateRequest(**kinds[kind]))
     if kind != "text":
         message.chat.template_kwargs.update({"x": "k" * (MAX_TEMPLATE_KWARGS_BYTES - 20)})
     message.stop.strings.extend(MAX_STOP_STRINGS * ["s" * (MAX_STOP_BYTES // MAX_STOP_STRINGS)])
@@ -138,167 +124,117 @@ def test_no_message_is_larger_than_the_longest_request(length: int, kind: str) -
     assert message.ByteSize() < largest_request(length)
 
 
-class Bytes:
-    """A tokenizer that takes its time: until it is let go on."""
+SIZE = len(pb.GenerateRequest(text="a" * (INLINE_BYTES + 1)).SerializeToString())
+
+
+class Reader:
+    """Reads texts when it is let go on, and knows which it has begun."""
 
     def __init__(self) -> None:
-        self.token_bytes = [b"x"] * 300
-        self.reading: list[str] = []
-        self.go_on = threading.Event()
+        self._parser, self.go_on = Parser(), threading.Event()
+        self.begun: list[str] = []
 
-    def encode(self, text: str) -> list[int]:
-        self.reading.append(text[0])
-        assert self.go_on.wait(HANG_SECONDS)
-        return [1, 2, 3]
+    def read(self, letter: str, account: IdentityAccount) -> "asyncio.Task[str]":
+        """Of a text of this letter."""
 
-    def fewest_tokens(self, size: int) -> int:
-        return 1
+        def work(message: pb.GenerateRequest) -> str:
+            self.begun.append(message.text[0])
+            assert self.go_on.wait(HANG_SECONDS)
+            return message.text[0]
+
+        data = pb.GenerateRequest(text=letter * (INLINE_BYTES + 1)).SerializeToString()
+        name = account.identity.name
+        return asyncio.ensure_future(
+            self._parser.read(pb.GenerateRequest, data, work, account, name)
+        )
 
 
 def account(name: str) -> IdentityAccount:
     return IdentityAccount(Identity(name), Allowance(), 0.0)
 
 
-def long_request(letter: str) -> bytes:
-    return pb.GenerateRequest(text=letter * (INLINE_BYTES + 1)).SerializeToString()
+def on_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    @functools.wraps(test)
+    def run(*arguments: Any, **fixtures: Any) -> None:
+        asyncio.run(test(*arguments, **fixtures))
 
-
-def parse(
-    parser: Parser, text: str, tokenizer: "Bytes", account: IdentityAccount
-) -> Coroutine[Any, Any, ParsedRequest]:
-    return parser.parse(
-        long_request(text), *about(tokenizer), account, holder=account.identity.name
-    )
+    return run
 
 
 class TestWhatIsBeingRead:
-    def test_texts_that_wait_have_a_bound_in_bytes(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Those of an identity, and those of all; it is free again when they were read."""
-        size = len(long_request("a"))
-        monkeypatch.setattr(parsing, "MAX_HELD_OF_ONE", 2 * size)
-        monkeypatch.setattr(parsing, "MAX_HELD", 3 * size)
-
-        async def scenario() -> None:
-            tokenizer, parser = Bytes(), Parser()
-            accounts = [account(name) for name in ("one", "one", "one", "two", "two")]
-            reads = [parse(parser, "a", tokenizer, each) for each in accounts]
-            tasks = [asyncio.ensure_future(each) for each in reads]
-            await until(lambda: sum(task.done() for task in tasks) == 2)
-            assert [task.done() for task in tasks] == [False, False, True, False, True]
-            for task, most in ((tasks[2], 2 * size), (tasks[4], 3 * size)):
-                with pytest.raises(ServerFull, match=f"at most {most} may"):
-                    await task
-            tokenizer.go_on.set()
-            await asyncio.gather(*(task for task in tasks if not task.done()))
-            assert not parser._held
-            again = await parse(parser, "a", tokenizer, accounts[0])
-            assert again.prompt == [1, 2, 3]
-
-        asyncio.run(scenario())
-
-    def test_a_text_that_is_longer_than_the_bound_is_read_alone(
+    @on_a_loop
+    async def test_texts_that_wait_have_a_bound_in_bytes(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """Those of an identity, and those of all; it is free again when they were read, and one
+        that is longer than the bound is read alone."""
+        monkeypatch.setattr(parsing, "MAX_HELD_OF_ONE", 2 * SIZE)
+        monkeypatch.setattr(parsing, "MAX_HELD", 3 * SIZE)
+        reader = Reader()
+        accounts = [account(name) for name in ("one", "one", "one", "two", "two")]
+        tasks = [reader.read("a", each) for each in accounts]
+        await wait_until_async(lambda: sum(task.done() for task in tasks) == 2)
+        for task, most in ((tasks[2], 2 * SIZE), (tasks[4], 3 * SIZE)):
+            with pytest.raises(ServerFull, match=f"at most {most} may"):
+                await task
+        reader.go_on.set()
+        assert await asyncio.gather(*(tasks[i] for i in (0, 1, 3))) == ["a", "a", "a"]
         monkeypatch.setattr(parsing, "MAX_HELD_OF_ONE", 1)
+        assert await reader.read("b", accounts[0]) == "b"
 
-        async def scenario() -> None:
-            tokenizer, parser = Bytes(), Parser()
-            tokenizer.go_on.set()
-            assert await parse(parser, "a", tokenizer, account("one"))
-
-        asyncio.run(scenario())
-
-    def test_memory_of_long_texts_is_given_back_once_for_many(
+    @on_a_loop
+    async def test_memory_of_long_texts_is_given_back_once_for_many(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        given: list[None] = []
+        given: list[str] = []
         monkeypatch.setattr(parsing, "LONG_BYTES", INLINE_BYTES)
         monkeypatch.setattr(parsing, "GIVE_BACK_SECONDS", 0.05)
-        monkeypatch.setattr(parsing, "give_back", lambda: given.append(None))
-
-        async def scenario() -> None:
-            tokenizer, parser = Bytes(), Parser()
-            tokenizer.go_on.set()
-            await asyncio.gather(*(parse(parser, x, tokenizer, account(x)) for x in "abc"))
-            assert parser._gives_back
-            await until(lambda: bool(given))
-            assert not parser._gives_back
-
-        asyncio.run(scenario())
+        monkeypatch.setattr(parsing, "give_back", lambda: given.append("memory"))
+        reader = Reader()
+        reader.go_on.set()
+        await asyncio.gather(*(reader.read(x, account(x)) for x in "abc"))
+        await wait_until_async(lambda: given)
+        await reader.read("d", account("d"))
+        await wait_until_async(lambda: len(given) == 2)
         give_back()  # the real one harms nothing
 
-    def test_one_text_of_an_identity_at_a_time_others_beside_it(self) -> None:
-        async def scenario() -> None:
-            tokenizer, parser, mine = Bytes(), Parser(), account("mine")
-            reads = [parse(parser, x, tokenizer, mine) for x in "ab"]
-            reads.append(parse(parser, "c", tokenizer, account("other")))
-            tasks = [asyncio.ensure_future(each) for each in reads]
-            await until(lambda: len(tokenizer.reading) == 2)
-            assert sorted(tokenizer.reading) == ["a", "c"]
-            tokenizer.go_on.set()
-            parsed = await asyncio.gather(*tasks)
-            assert [each.prompt for each in parsed] == 3 * [[1, 2, 3]]
-            assert mine.running == 0
-
-        asyncio.run(scenario())
-
-    def test_what_is_cancelled_before_its_turn_is_never_read(self) -> None:
-        async def scenario() -> None:
-            tokenizer, parser, mine = Bytes(), Parser(), account("mine")
-            first, second = (asyncio.ensure_future(parse(parser, x, tokenizer, mine)) for x in "ab")
-            await until(lambda: tokenizer.reading == ["a"])
-            assert mine.running == 2
-            second.cancel()
-            await asyncio.wait([second])
-            await until(lambda: mine.running == 1)
-            tokenizer.go_on.set()
-            await first
-            assert tokenizer.reading == ["a"]
-
-        asyncio.run(scenario())
-
-    def test_who_leaves_keeps_the_place_until_the_text_was_read(self) -> None:
-        async def scenario() -> None:
-            tokenizer, parser, mine = Bytes(), Parser(), account("mine")
-            task = asyncio.ensure_future(parse(parser, "a", tokenizer, mine))
-            await until(lambda: tokenizer.reading == ["a"])
-            task.cancel()
-            await asyncio.wait([task])
-            assert task.cancelled()
-            assert mine.running == 1
-            assert mine.turn.locked()
-            tokenizer.go_on.set()
-            await until(lambda: mine.running == 0)
-            assert not mine.turn.locked()
-
-        asyncio.run(scenario())
-
-
-def about(tokenizer: Bytes) -> tuple[Any, RequestLimits]:
-    return tokenizer, LIMITS
-
-
-async def until(reached: Any) -> None:
-    async with asyncio.timeout(HANG_SECONDS):
-        while not reached():
-            await asyncio.sleep(0.001)
+    @on_a_loop
+    async def test_one_text_of_an_identity_at_a_time_others_beside_it(self) -> None:
+        """What is cancelled before its turn is never read; who leaves later keeps the place until
+        the text was read."""
+        reader, mine = Reader(), account("mine")
+        tasks = [reader.read(x, mine) for x in "abc"]
+        tasks.append(reader.read("d", account("other")))
+        await wait_until_async(lambda: len(reader.begun) == 2)
+        assert sorted(reader.begun) == ["a", "d"]
+        tasks[1].cancel()
+        await wait_until_async(lambda: mine.running == 2)
+        tasks[0].cancel()
+        await asyncio.wait(tasks[:2])
+        assert (mine.running, mine.turn.locked(), len(reader.begun)) == (2, True, 2)
+        reader.go_on.set()
+        assert await asyncio.gather(*tasks[2:]) == ["c", "d"]
+        assert (mine.running, mine.turn.locked()) == (0, False)
+        assert sorted(reader.begun) == ["a", "c", "d"]
 
 
 @pytest.mark.parametrize("most", [None, 10])
 @pytest.mark.parametrize("chat", [False, True])
 def test_no_tokenizer_sees_more_bytes_than_the_tokens_allow(most: int | None, chat: bool) -> None:
-    tokenizer: Any = Bytes()
-    tokenizer.go_on.set()
-    tokenizer.encode_chat = lambda messages, *_: tokenizer.encode(messages[0]["content"])
+    answers = {"encode": [1, 2, 3], "encode_chat": [1, 2, 3], "fewest_tokens": 1}
+    tokenizer = Mock(**{f"{name}.return_value": answer for name, answer in answers.items()})
+    tokenizer.token_bytes = [b"x"] * 300
     allowed = most or LIMITS.max_model_len - 1
-    for more in (0, 1):
-        text = "x" * (BYTES_OF_TOKEN * allowed + SPARE_BYTES + more)
-        message = pb.GenerateRequest() if chat else pb.GenerateRequest(text=text)
-        if chat:
-            message.chat.messages.add(role="user", content=text)
-        if more:
-            with pytest.raises(InputError, match=f"{allowed} tokens are allowed"):
-                parse_prompt(message, tokenizer, LIMITS, most)
-        else:
-            assert parse_prompt(message, tokenizer, LIMITS, most) == [1, 2, 3]
-    assert len(tokenizer.reading) == 1
+    longest, longer = (
+        pb.ChatMessage(role="user", content="x" * (BYTES_OF_TOKEN * allowed + SPARE_BYTES + more))
+        for more in (0, 1)
+    )
+
+    def parse(said: pb.ChatMessage) -> list[int]:
+        about: Any = {"chat": {"messages": [said]}} if chat else {"text": said.content}
+        return parse_prompt(pb.GenerateRequest(**about), tokenizer, LIMITS, most)
+
+    assert parse(longest) == [1, 2, 3]
+    with pytest.raises(InputError, match=f"{allowed} tokens are allowed"):
+        parse(longer)
+    assert tokenizer.encode.call_count + tokenizer.encode_chat.call_count == 1

@@ -3,58 +3,55 @@
 import os
 import resource
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import grpc
 import pytest
 
 from ssd_engine.errors import ConfigError
-from ssd_serving.files.descriptors import KEPT, DescriptorReserve
+from ssd_serving.files.descriptors import DescriptorReserve
 from ssd_serving.files.reloading import CLOSE_SECONDS, Outdated, Reloading, Unreadable
 from tests.attacks.conftest import ATTACKER, OTHER, TOKEN_FILE, Attacked, generate, request
 from tests.security.certificates import replace
 from tests.waiting import wait_until
 
-Code = grpc.StatusCode
-
 
 @contextmanager
-def no_descriptor_free(attacked: Attacked) -> Iterator[None]:
-    """All that the process may have are connections that say nothing."""
-    pid, host_port = attacked.target.process.pid, attacked.target.address.rsplit(":", 1)
+def no_descriptor_free(pid: int, take: Callable[[int], object], spare: int) -> Iterator[None]:
+    """All that the process may have are taken: so many more than it has now, and no other."""
     before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-    held: list[socket.socket] = []
-
-    def number() -> int:
-        return len(os.listdir(f"/proc/{pid}/fd"))
-
-    most = number() + 20
+    most = len(os.listdir(f"/proc/{pid}/fd")) + spare
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (most, before[1]))
     try:
-        for _ in range(60):
-            held.append(socket.create_connection((host_port[0], int(host_port[1]))))
-        wait_until(lambda: number() >= most, "all descriptors are taken")
+        take(most)
         yield
     finally:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
-        for each in held:
-            each.close()
 
 
 def test_it_is_refused_while_no_file_can_be_opened(attacked: Attacked) -> None:
-    with attacked.target.channel() as mine, attacked.target.channel() as others:
+    pid, (host, port) = attacked.target.process.pid, attacked.target.address.rsplit(":", 1)
+    token_file = attacked.folder / "tokens.toml"
+    with ExitStack() as stack:
+        mine, others = (stack.enter_context(attacked.target.channel()) for _ in range(2))
         assert generate(mine, ATTACKER, request())
         assert generate(others, OTHER, request())
-        with no_descriptor_free(attacked):
-            revoked = TOKEN_FILE.replace(ATTACKER, "another-token-than-before")
-            replace(attacked.token_file, revoked.encode())
+
+        def connect(most: int) -> None:
+            """Connections that say nothing."""
+            for _ in range(60):
+                stack.enter_context(socket.create_connection((host, int(port))))
+            wait_until(lambda: len(os.listdir(f"/proc/{pid}/fd")) >= most, "all are taken")
+
+        with no_descriptor_free(pid, connect, 20):
+            replace(token_file, TOKEN_FILE.replace(ATTACKER, "another-token-than-before").encode())
             with pytest.raises(grpc.RpcError) as caught:
                 generate(mine, ATTACKER, request())
-            assert caught.value.code() is Code.UNAUTHENTICATED
+            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
             assert generate(others, OTHER, request())
-        replace(attacked.token_file, TOKEN_FILE.encode())
+        replace(token_file, TOKEN_FILE.encode())
         assert generate(mine, ATTACKER, request())
 
 
@@ -76,8 +73,12 @@ class Files:
         replace(self.path, text.encode())
 
 
-def test_what_could_not_be_read_is_tried_again_at_every_use(tmp_path: Path) -> None:
-    files = Files(tmp_path / "file")
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    return Files(tmp_path / "file")
+
+
+def test_what_could_not_be_read_is_tried_again_at_every_use(files: Files) -> None:
     files.change("two")
     for error in (Unreadable("no descriptor"), OSError(24, "no descriptor")):
         files.error = error
@@ -86,8 +87,7 @@ def test_what_could_not_be_read_is_tried_again_at_every_use(tmp_path: Path) -> N
     assert files.values.get() == "two"
 
 
-def test_what_stays_unreadable_lets_nobody_in(tmp_path: Path) -> None:
-    files = Files(tmp_path / "file")
+def test_what_stays_unreadable_lets_nobody_in(files: Files) -> None:
     files.path.unlink()
     assert files.values.get() == "one"
     files.now = CLOSE_SECONDS
@@ -99,8 +99,7 @@ def test_what_stays_unreadable_lets_nobody_in(tmp_path: Path) -> None:
     assert files.values.get() == "two"
 
 
-def test_what_was_read_and_is_bad_leaves_the_last_good_state(tmp_path: Path) -> None:
-    files = Files(tmp_path / "file")
+def test_what_was_read_and_is_bad_leaves_the_last_good_state(files: Files) -> None:
     files.change("bad")
     files.error = ConfigError("not TOML")
     assert files.values.get() == "one"
@@ -110,19 +109,14 @@ def test_what_was_read_and_is_bad_leaves_the_last_good_state(tmp_path: Path) -> 
     assert files.values.get() == "two"
 
 
-def test_a_reserve_is_given_up_for_a_read_and_filled_again(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("text")
+def test_a_reserve_is_given_up_for_a_read_and_filled_again(files: Files) -> None:
     reserve = DescriptorReserve()
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    taken: list[int] = []
-    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 10, hard))
-    try:
-        with pytest.raises(OSError, match="Too many open files"):
-            while True:
-                taken.append(os.open(os.devnull, os.O_RDONLY))
-        assert reserve.read((tmp_path / "file").read_text) == "text"
-        assert len(reserve._kept) == KEPT
-    finally:
-        for each in taken:
-            os.close(each)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with ExitStack() as stack:
+
+        def open_all(_: int) -> None:
+            with pytest.raises(OSError, match="Too many open files"):
+                while True:
+                    stack.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+
+        with no_descriptor_free(os.getpid(), open_all, 10):
+            assert [reserve.read(files.path.read_text) for _ in range(2)] == ["one", "one"]

@@ -17,48 +17,36 @@ from ssd_engine.checkpoints.model_store import resolve_model
 from tests.process_tree import engine_held
 from tests.processes import SHIPPED, target
 
+WHOLE = resolve_model(SHIPPED)
 
-def copy_of(name: str, folder: Path) -> Path:
-    shutil.copytree(resolve_model(name), folder, copy_function=shutil.copy)
+
+def rotten(folder: Path, size: int) -> Path:
+    """A copy of a model with so many bytes zeroed in the middle of its largest weight."""
+    shutil.copytree(WHOLE, folder, copy_function=shutil.copy)
+    with (folder / "model.safetensors").open("r+b") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(length))
+        header.pop("__metadata__", None)
+        places = [each["data_offsets"] for each in header.values()]
+        begin, end = max(places, key=lambda place: place[1] - place[0])
+        assert end - begin > size + 16_384
+        file.seek(8 + length + (begin + end) // 2)
+        file.write(bytes(size))
     return folder
 
 
-def rot(folder: Path, size: int) -> None:
-    """Zero so many bytes in the middle of the largest weight."""
-    file = folder / "model.safetensors"
-    with file.open("r+b") as opened:
-        (length,) = struct.unpack("<Q", opened.read(8))
-        header = json.loads(opened.read(length))
-        header.pop("__metadata__", None)
-        begin, end = max(
-            (each["data_offsets"] for each in header.values()), key=lambda o: o[1] - o[0]
-        )
-        assert end - begin > size + 16_384
-        opened.seek(8 + length + (begin + end) // 2)
-        opened.write(bytes(size))
-
-
-@pytest.mark.parametrize("size", [4, 200_000])
-def test_every_byte_of_the_weights_counts(size: int, tmp_path: Path) -> None:
-    whole, rotten = copy_of(SHIPPED, tmp_path / "whole"), copy_of(SHIPPED, tmp_path / "rotten")
-    rot(rotten, size)
-    checkpoints = [open_checkpoint(each, load_model_config(each)) for each in (whole, rotten)]
-    assert checkpoints[0].digest != checkpoints[1].digest
-    assert (
-        checkpoints[0].digest
-        == open_checkpoint(resolve_model(SHIPPED), load_model_config(resolve_model(SHIPPED))).digest
-    )
+def test_every_byte_of_the_weights_counts(tmp_path: Path) -> None:
+    models = [WHOLE, *(rotten(tmp_path / str(size), size) for size in (0, 4, 200_000))]
+    digests = [open_checkpoint(each, load_model_config(each)).digest for each in models]
+    assert digests[0] == digests[1]
+    assert len({*digests}) == 3
 
 
 def test_no_text_goes_on_with_weights_that_have_rotted(tmp_path: Path) -> None:
-    model = copy_of(SHIPPED, tmp_path / "model")
-    rot(model, 200_000)
+    model = str(rotten(tmp_path / "model", 200_000))
     with (
         target(tmp_path / "a") as good,
-        target(
-            tmp_path / "b",
-            model=str(model),
-        ) as bad,
+        target(tmp_path / "b", model=model) as bad,
         Client(good.address, bad.address) as client,
     ):
         infos = [each.stub().GetModelInfo(pb.GetModelInfoRequest()) for each in (good, bad)]

@@ -2,19 +2,19 @@
 
 import json
 import os
-from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import grpc
 import pytest
 
 from ssd.v1 import target_pb2 as pb
+from ssd.v1 import target_pb2_grpc as rpc
 from tests.processes import SERVING, TargetProcess, collect, target
 from tests.waiting import HANG_SECONDS, wait_until
 
 LONG_NAME = "\0" * 256  # of a request; its line in the log has about 3 KB
-WRONG = pb.GenerateRequest(text="Once", request_id=LONG_NAME)
-WRONG.sampling.temperature = -1
+WRONG = pb.GenerateRequest(text="Once", request_id=LONG_NAME, sampling={"temperature": -1})
 STORY = pb.GenerateRequest(text="Once", stop=pb.StopOptions(max_tokens=3, ignore_eos=True))
 MUCH = 600  # lines: more than a pipe and the queue before it hold
 
@@ -28,48 +28,37 @@ class Log:
         self._seen = b""
 
     def read(self) -> list[dict[str, object]]:
-        while True:
-            try:
-                data = os.read(self._end, 1 << 16)
-            except BlockingIOError:
-                break
-            if not data:
-                break
-            self._seen += data
+        with suppress(BlockingIOError):
+            while data := os.read(self._end, 1 << 16):
+                self._seen += data
         return [json.loads(line) for line in self._seen.decode().split("\n")[:-1]]
-
-    def lost(self) -> list[dict[str, object]]:
-        return [line for line in self.read() if "lost" in line]
-
-
-@pytest.fixture
-def unread(tmp_path: Path) -> Iterator[tuple[TargetProcess, Log]]:
-    log = Log(tmp_path / "log")
-    with target(tmp_path, "--log-format", "json", "--log-level", "debug") as process:
-        yield process, log
 
 
 def fill(process: TargetProcess) -> None:
     with process.channel() as channel:
-        generate = channel.unary_stream("/ssd.v1.TargetService/Generate")
+        call = rpc.TargetServiceStub(channel).Generate
         for _ in range(MUCH):
-            with pytest.raises(grpc.RpcError) as caught:
-                next(generate(WRONG.SerializeToString(), timeout=HANG_SECONDS))
-            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            with pytest.raises(grpc.RpcError, match="temperature"):
+                next(call(WRONG, timeout=HANG_SECONDS))
 
 
-def test_the_service_goes_on_and_says_what_was_lost(unread: tuple[TargetProcess, Log]) -> None:
-    process, log = unread
-    fill(process)
-    assert process.health("readiness") == SERVING
-    assert len(collect(process.stub().Generate(STORY, timeout=HANG_SECONDS)).tokens) == 3
-    (lost,) = wait_until(log.lost)
-    ended = [line for line in log.read() if line.get("request_id") == LONG_NAME]
-    assert 0 < len(ended) < MUCH
-    assert isinstance(lost["lost"], int)
-    assert len(ended) + lost["lost"] > MUCH  # of others, too
-    assert len(collect(process.stub().Generate(STORY, timeout=HANG_SECONDS)).tokens) == 3
-    wait_until(lambda: log.read()[-1].get("outcome") == "length")  # logged as before
-    fill(process)
-    process.terminate()
-    assert process.wait_for_exit() == 0  # though nobody reads its last words
+def tells(process: TargetProcess) -> bool:
+    return len(collect(process.stub().Generate(STORY, timeout=HANG_SECONDS)).tokens) == 3
+
+
+def test_the_service_goes_on_and_says_what_was_lost(tmp_path: Path) -> None:
+    log = Log(tmp_path / "log")
+    with target(tmp_path, "--log-format", "json", "--log-level", "debug") as process:
+        fill(process)
+        assert process.health("readiness") == SERVING
+        assert tells(process)
+        (lost,) = wait_until(lambda: [line for line in log.read() if "lost" in line])
+        ended = [line for line in log.read() if line.get("request_id") == LONG_NAME]
+        assert 0 < len(ended) < MUCH
+        assert isinstance(lost["lost"], int)
+        assert len(ended) + lost["lost"] > MUCH  # of others, too
+        assert tells(process)
+        wait_until(lambda: log.read()[-1].get("outcome") == "length")  # logged as before
+        fill(process)
+        process.terminate()
+        assert process.wait_for_exit() == 0  # though nobody reads its last words

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import contextlib
 import os
 import socket
@@ -9,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from tests.client.local.fake_mps import FakeMps
-from tests.client.scripted_target import Running, Script, serve
+from tests.client.scripted_target import Script, ScriptedTarget, serve
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[..., Running]]:
+def start() -> Iterator[Callable[..., ScriptedTarget]]:
     """Starts a scripted target; all of them stop with the test."""
     with contextlib.ExitStack() as stack:
         yield lambda **script: stack.enter_context(serve(Script(**script)))

@@ -2,12 +2,12 @@
 
 Token i is a function of seed and position, so a resumed stream is right only if the client sent
 the seed and every token back. Text lags one token behind, as a real server's may: a resume that is
-right in tokens but not in text shows.
+right in tokens but not in text shows. Where a script `says` a text, each byte of it is a token.
 """
 
-from __future__ import annotations
-
+import codecs
 import contextlib
+import functools
 import os
 import struct
 import threading
@@ -17,12 +17,13 @@ from concurrent import futures
 from dataclasses import dataclass, field
 
 import grpc
-from google.protobuf import any_pb2, duration_pb2
+from google.protobuf import duration_pb2
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 
-from ssd.v1 import target_pb2, target_pb2_grpc
+from ssd.v1 import target_pb2 as pb
+from ssd.v1 import target_pb2_grpc
 
 DRAWN_SEED = 2**64 - 5
 FINGERPRINT = "model-a"
@@ -38,7 +39,7 @@ def piece(token_id: int) -> str:
 
 
 def full_text(count: int, seed: int = DRAWN_SEED) -> str:
-    return "".join(piece(token(seed, i)) for i in range(count))
+    return "".join(map(piece, full_tokens(count, seed)))
 
 
 def full_tokens(count: int, seed: int = DRAWN_SEED) -> list[int]:
@@ -53,12 +54,19 @@ def unpack(data: bytes) -> list[int]:
 class Script:
     """What one server does; a count says after how many tokens of a call it happens."""
 
+    name: str = "scripted"
     tokens: int = 12
+    says: Callable[[pb.GenerateRequest], str] | None = None  # and then stops
+    prompt: str = ""  # as it tells it where it is asked
+    chat_format: pb.ChatFormat = field(default_factory=pb.ChatFormat)
+    max_request_bytes: int = 0
     fingerprint: str = FINGERPRINT
     refuse: Callable[[grpc.ServicerContext], None] | None = None  # aborts before `started`
     abort_after: tuple[int, grpc.StatusCode, str] | None = None
+    abort_resumed: bool = True  # also what another server had begun
     end_after: int | None = None  # the stream ends without a finish
     hang_after: int | None = None
+    wait_after: int | None = None  # until `may_go_on`
     exit_after: int | None = None  # the whole process dies
     beat_millis: int = 0  # as its `started` says; it never beats
     pause_s: float = 0.0
@@ -72,9 +80,13 @@ class Script:
 @dataclass
 class ScriptedTarget(target_pb2_grpc.TargetServiceServicer):
     script: Script
-    requests: list[target_pb2.GenerateRequest] = field(default_factory=list)
+    server: grpc.Server
+    address: str = ""
+    requests: list[pb.GenerateRequest] = field(default_factory=list)
     seconds_left: list[float | None] = field(default_factory=list)  # of each request's deadline
+    num_ended: int = 0  # calls, in whatever way
     hanging: threading.Event = field(default_factory=threading.Event)
+    may_go_on: threading.Event = field(default_factory=threading.Event)
     cancelled: threading.Event = field(default_factory=threading.Event)
     ended_well: threading.Event = field(default_factory=threading.Event)
 
@@ -82,92 +94,107 @@ class ScriptedTarget(target_pb2_grpc.TargetServiceServicer):
         self.requests.append(request)
         self.seconds_left.append(context.time_remaining())
         done = threading.Event()
-        context.add_callback(lambda: self._ended(context, done))
+        context.add_callback(lambda: self._ended(done))
         if self.script.refuse:
             self.script.refuse(context)
         seed = request.sampling.seed if request.sampling.HasField("seed") else DRAWN_SEED
         yield _started(request, seed, self.script)
-        seed += request.speculation.mode if self.script.by_mode else 0
-        ids = unpack(request.generated_token_ids)
-        if ids != full_tokens(len(ids), seed):
+        if request.return_prompt:
+            yield pb.GenerateResponse(prompt=pb.GeneratePrompt(text=self.script.prompt))
+        answer, ids = self._answer(request, seed), unpack(request.generated_token_ids)
+        if ids != [each for each, _, _ in answer[: len(ids)]]:
             context.abort(grpc.StatusCode.INTERNAL, "these are not the tokens of this seed")
-        total = request.stop.max_tokens or self.script.tokens
-        for position in range(len(ids), total + 1):
-            if self._goes_wrong(position - len(ids), context, done):
+        for position in range(len(ids), len(answer) + 1):
+            if self._goes_wrong(position - len(ids), bool(ids), context, done):
                 return
-            if position < total:
-                yield _tokens(request, seed, position, self._text(seed, position, total))
+            if position < len(answer):
+                yield _tokens(request, *answer[position])
             time.sleep(self.script.pause_s)
-        yield self._finish(total, seed)
+        yield self._finish(len(answer), seed)
         time.sleep(self.script.linger_s)
         self.ended_well.set()
 
     def GetModelInfo(self, request, context):
-        return target_pb2.GetModelInfoResponse(
-            name="scripted",
+        return pb.GetModelInfoResponse(
+            name=self.script.name,
             fingerprint="f" * 64,
             num_parameters=3_000_000_000,
+            max_num_seqs=64,
+            max_model_len=1 << 20,
+            max_request_bytes=self.script.max_request_bytes,
             eos_token_ids=[1, 2],
             has_chat_template=True,
-            speculation_modes=[
-                target_pb2.SPECULATION_MODE_SSD,
-                target_pb2.SPECULATION_MODE_OFF,
-            ],
+            chat_format=self.script.chat_format,
+            speculation_modes=[pb.SPECULATION_MODE_SSD, pb.SPECULATION_MODE_OFF],
             max_speculation_depth=8,
             speculation_endpoints=[
-                target_pb2.SpeculationEndpoint(
+                pb.SpeculationEndpoint(
                     address="127.0.0.1:7510", state="up", draft_name="tiny", open_sequences=3
                 ),
-                target_pb2.SpeculationEndpoint(
+                pb.SpeculationEndpoint(
                     address="gpu-2:7510", state="refused", reason="another tokenizer"
                 ),
             ],
         )
 
-    def _goes_wrong(self, sent: int, context: grpc.ServicerContext, done: threading.Event) -> bool:
+    def _answer(self, request: pb.GenerateRequest, seed: int) -> list[tuple[int, bytes, str]]:
+        """Each token with its own bytes, and with the text that it decides: the piece before its
+        own; the last one decides its own, too."""
+        if self.script.says is not None:
+            data, decoder = (
+                self.script.says(request).encode(),
+                codecs.getincrementaldecoder("utf-8")(),
+            )
+            return [(byte, bytes([byte]), decoder.decode(bytes([byte]))) for byte in data]
+        total = request.stop.max_tokens or self.script.tokens
+        ids = full_tokens(total, seed + (request.speculation.mode if self.script.by_mode else 0))
+        pieces = [piece(each) for each in ids]
+        decided = ["".join(pieces[max(i - 1, 0) : i + (i == total - 1)]) for i in range(total)]
+        if self.script.text is not None:
+            decided = [self.script.text] * total
+        return [(ids[i], pieces[i].encode(), decided[i]) for i in range(total)]
+
+    def _goes_wrong(
+        self, sent: int, resumed: bool, context: grpc.ServicerContext, done: threading.Event
+    ) -> bool:
         script = self.script
         if script.exit_after == sent:
             time.sleep(0.05)  # what was sent before is to arrive
             os._exit(3)
-        if script.abort_after and script.abort_after[0] == sent:
+        may_abort = script.abort_after and (script.abort_resumed or not resumed)
+        if may_abort and script.abort_after[0] == sent:
             context.abort(*script.abort_after[1:])
         if script.hang_after == sent:
             self.hanging.set()
             done.wait()  # the client or the server ends the call
+        if script.wait_after == sent:
+            self.may_go_on.wait()
         return script.end_after == sent
 
-    def _text(self, seed: int, position: int, total: int) -> str:
-        """What a token decides: the piece before its own; the last one decides its own, too."""
-        if self.script.text is not None:
-            return self.script.text
-        decided = range(max(position - 1, 0), position + (position == total - 1))
-        return "".join(piece(token(seed, each)) for each in decided)
-
-    def _finish(self, total: int, seed: int) -> target_pb2.GenerateResponse:
-        finish = target_pb2.GenerateFinish(
-            reason=target_pb2.FINISH_REASON_LENGTH,
-            usage=target_pb2.Usage(
-                prompt_tokens=4, completion_tokens=total, cached_prompt_tokens=2
-            ),
+    def _finish(self, total: int, seed: int) -> pb.GenerateResponse:
+        finish = pb.GenerateFinish(
+            reason=pb.FINISH_REASON_LENGTH if self.script.says is None else pb.FINISH_REASON_STOP,
+            usage=pb.Usage(prompt_tokens=4, completion_tokens=total, cached_prompt_tokens=2),
             seed=seed,
         )
         if self.script.speculation is not None:
-            finish.speculation.CopyFrom(target_pb2.SpeculationStats(**self.script.speculation))
+            finish.speculation.CopyFrom(pb.SpeculationStats(**self.script.speculation))
         if self.script.stopped_by is not None:
-            finish.reason = target_pb2.FINISH_REASON_STOP
+            finish.reason = pb.FINISH_REASON_STOP
             kind = "stop_string" if isinstance(self.script.stopped_by, str) else "stop_token_id"
             setattr(finish, kind, self.script.stopped_by)
-        return target_pb2.GenerateResponse(finish=finish)
+        return pb.GenerateResponse(finish=finish)
 
-    def _ended(self, context: grpc.ServicerContext, done: threading.Event) -> None:
+    def _ended(self, done: threading.Event) -> None:
         done.set()
+        self.num_ended += 1
         if not self.ended_well.is_set():
             self.cancelled.set()
 
 
-def _started(request, seed: int, script: Script) -> target_pb2.GenerateResponse:
-    return target_pb2.GenerateResponse(
-        started=target_pb2.GenerateStarted(
+def _started(request, seed: int, script: Script) -> pb.GenerateResponse:
+    return pb.GenerateResponse(
+        started=pb.GenerateStarted(
             request_id=request.request_id or "made-up",
             seed=seed,
             prompt_tokens=4,
@@ -177,57 +204,46 @@ def _started(request, seed: int, script: Script) -> target_pb2.GenerateResponse:
     )
 
 
-def _tokens(request, seed: int, position: int, text: str) -> target_pb2.GenerateResponse:
-    tokens = target_pb2.GenerateTokens(token_ids=[token(seed, position)], text=text)
+def _tokens(request, token_id: int, own: bytes, text: str) -> pb.GenerateResponse:
+    tokens = pb.GenerateTokens(
+        token_ids=[token_id],
+        text=text,
+        text_lengths=[len(text.encode())],
+        origins=[pb.TOKEN_ORIGIN_CACHE],
+    )
     if request.logprobs.chosen:
-        logprobs = tokens.logprobs.add(chosen=-0.5)
+        logprobs = tokens.logprobs.add(chosen=-0.5, token=own)
         for rank in range(request.logprobs.top_n):
             logprobs.top.add(token_id=rank, logprob=float("-inf") if rank else -0.25)
-    return target_pb2.GenerateResponse(tokens=tokens)
+    return pb.GenerateResponse(tokens=tokens)
 
 
-def full(message: str, delay_s: float | None, times: int = 1_000) -> Callable:
-    """Refuses `times` calls with RESOURCE_EXHAUSTED, with a retry delay unless it is None."""
-    left = [times]
+def _later(code: int, message: str, delay_s: float | None, times: int = 1_000) -> Callable:
+    """Refuses `times` calls, with a retry delay unless it is None."""
+    left = iter(range(times))
 
     def refuse(context: grpc.ServicerContext) -> None:
-        if left[0] <= 0:
+        if next(left, None) is None:
             return
-        left[0] -= 1
-        details = []
-        if delay_s is not None:
-            delay = duration_pb2.Duration()
-            delay.FromNanoseconds(int(delay_s * 1e9))
-            details = [error_details_pb2.RetryInfo(retry_delay=delay)]
-        _abort(context, code_pb2.RESOURCE_EXHAUSTED, message, details)
+        delay = duration_pb2.Duration()
+        delay.FromNanoseconds(int((delay_s or 0) * 1e9))
+        details = [] if delay_s is None else [error_details_pb2.RetryInfo(retry_delay=delay)]
+        _abort(context, code, message, details)
 
     return refuse
+
+
+full = functools.partial(_later, code_pb2.RESOURCE_EXHAUSTED)
+leaving = functools.partial(_later, code_pb2.UNAVAILABLE)
 
 
 def invalid(message: str, field_name: str, description: str) -> Callable:
     """Refuses with INVALID_ARGUMENT and a field violation."""
 
     def refuse(context: grpc.ServicerContext) -> None:
-        violation = error_details_pb2.BadRequest.FieldViolation(
-            field=field_name, description=description
-        )
-        bad = error_details_pb2.BadRequest(field_violations=[violation])
+        bad = error_details_pb2.BadRequest()
+        bad.field_violations.add(field=field_name, description=description)
         _abort(context, code_pb2.INVALID_ARGUMENT, message, [bad])
-
-    return refuse
-
-
-def leaving(message: str, delay_s: float, times: int = 1_000) -> Callable:
-    """Refuses `times` calls with UNAVAILABLE and a retry delay."""
-    left = [times]
-
-    def refuse(context: grpc.ServicerContext) -> None:
-        if left[0] > 0:
-            left[0] -= 1
-            delay = duration_pb2.Duration()
-            delay.FromNanoseconds(int(delay_s * 1e9))
-            details = [error_details_pb2.RetryInfo(retry_delay=delay)]
-            _abort(context, code_pb2.UNAVAILABLE, message, details)
 
     return refuse
 
@@ -244,28 +260,10 @@ def silence(context: grpc.ServicerContext) -> None:
 
 
 def _abort(context: grpc.ServicerContext, code: int, message: str, details: list) -> None:
-    packed = []
+    told = status_pb2.Status(code=code, message=message)
     for detail in details:
-        packed.append(any_pb2.Any())
-        packed[-1].Pack(detail)
-    context.abort_with_status(
-        rpc_status.to_status(status_pb2.Status(code=code, message=message, details=packed))
-    )
-
-
-@dataclass
-class Running:
-    address: str
-    target: ScriptedTarget
-    server: grpc.Server
-    health: health.HealthServicer
-
-    @property
-    def requests(self) -> list[target_pb2.GenerateRequest]:
-        return self.target.requests
-
-    def set_ready(self) -> None:
-        self.health.set("readiness", health_pb2.HealthCheckResponse.SERVING)
+        told.details.add().Pack(detail)
+    context.abort_with_status(rpc_status.to_status(told))
 
 
 @contextlib.contextmanager
@@ -273,17 +271,22 @@ def serve(
     script: Script | None = None,
     address: str = ANY,
     checks: health.HealthServicer | None = None,
-) -> Iterator[Running]:
-    """A running target; a given `address` may be held by the fixture `nobody`."""
+) -> Iterator[ScriptedTarget]:
+    """A running target; a given `address` may be held by the fixture `nobody`. It is ready, unless
+    `checks` say otherwise."""
     server = grpc.server(
-        futures.ThreadPoolExecutor(8), options=[("grpc.so_reuseport", int(address != ANY))]
+        futures.ThreadPoolExecutor(16), options=[("grpc.so_reuseport", int(address != ANY))]
     )
-    target, checks = ScriptedTarget(script or Script()), checks or health.HealthServicer()
+    target = ScriptedTarget(script or Script(), server)
+    if checks is None:
+        checks = health.HealthServicer()
+        checks.set("readiness", health_pb2.HealthCheckResponse.SERVING)
     target_pb2_grpc.add_TargetServiceServicer_to_server(target, server)
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
-    port = server.add_insecure_port(address)
+    target.address = f"127.0.0.1:{server.add_insecure_port(address)}"
     server.start()
     try:
-        yield Running(f"127.0.0.1:{port}", target, server, checks)
+        yield target
     finally:
+        target.may_go_on.set()
         server.stop(0).wait()

@@ -1,7 +1,5 @@
 """The client at the other end of a pseudo-terminal, as a person uses it."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os
@@ -56,8 +54,16 @@ class Terminal:
             except OSError:  # the client has ended
                 return
 
-    def wait_for_exit(self) -> int:
-        return self.process.wait(HANG_SECONDS)
+    def say(self, line: str, reply: str = r"tokens/s · (stop|length)") -> str:
+        """At the prompt; what came up to the end of the reply."""
+        self.wait_for("> ")
+        self.type(f"{line}\r")
+        return self.wait_for(reply)
+
+    def leave(self, key: str = "/quit\r") -> None:
+        self.wait_for("> ")
+        self.type(key)
+        assert self.process.wait(HANG_SECONDS) == 0
 
     def close(self) -> None:
         self.process.kill()

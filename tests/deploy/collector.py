@@ -1,6 +1,5 @@
 """An OpenTelemetry collector in this process: a real OTLP service that keeps what it is sent."""
 
-import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from contextlib import contextmanager
@@ -30,25 +29,23 @@ class Collector(rpc.TraceServiceServicer):
     def __init__(self) -> None:
         self.url = ""
         self._spans: list[Received] = []
-        self._lock = threading.Lock()
 
     def Export(
         self, request: pb.ExportTraceServiceRequest, context: grpc.ServicerContext
     ) -> pb.ExportTraceServiceResponse:
-        with self._lock:
-            for resource in request.resource_spans:
-                service = _values(resource.resource.attributes)["service.name"]
-                for scope in resource.scope_spans:
-                    self._spans += [_received(service, span) for span in scope.spans]
+        found = [
+            _received(_values(resource.resource.attributes)["service.name"], span)
+            for resource in request.resource_spans
+            for scope in resource.scope_spans
+            for span in scope.spans
+        ]
+        self._spans = [*self._spans, *found]  # one at a time: the server has one thread
         return pb.ExportTraceServiceResponse()
 
     def wait_for(self, enough: Callable[[list[Received]], bool]) -> list[Received]:
-        wait_until(lambda: enough(self._kept()), self._kept)
-        return self._kept()
-
-    def _kept(self) -> list[Received]:
-        with self._lock:
-            return list(self._spans)
+        return wait_until(
+            lambda: spans if enough(spans := self._spans) else None, lambda: self._spans
+        )
 
 
 def _received(service: str, span: Any) -> Received:
@@ -71,7 +68,7 @@ def _values(attributes: Any) -> dict[str, Any]:
 @contextmanager
 def collecting() -> Iterator[Collector]:
     collector = Collector()
-    server = grpc.server(futures.ThreadPoolExecutor(2))
+    server = grpc.server(futures.ThreadPoolExecutor(1))
     rpc.add_TraceServiceServicer_to_server(collector, server)
     collector.url = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import pytest
 
 from tests.deploy.collector import collecting
-from tests.deploy.watched import SCRAPE_SECONDS, Bereft, Pair, start_pair, wait_for_links
+from tests.deploy.watched import Bereft, Pair, start_pair, wait_for_links
 from tests.processes import gateway
 from tests.suite.dealing import shared_services
 from tests.suite.scale import FULL
@@ -34,25 +34,17 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 @shared_services
 def bereft(tmp_path_factory: pytest.TempPathFactory) -> Bereft:
     """Prompts are logged, in lines for people; the collector of its traces is not there."""
-    seen = Bereft()
     with ExitStack() as stack:
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
             nobody = f"http://127.0.0.1:{taken.getsockname()[1]}"
         flags = (*METRICS, "--log-prompts", "--otlp-endpoint", nobody)
         pair = start_pair(stack, tmp_path_factory.mktemp("bereft"), flags)
-
-        def scrape(kept: list[tuple[float, str]]) -> None:
-            kept.append((SCRAPE_SECONDS * len(kept), pair.target.exposition()))
-
-        scrape(seen.with_draft)
-        seen.output = pair.generate()
-        scrape(seen.with_draft)
+        metrics = pair.target.metrics
+        before, output, after = metrics(), pair.generate(), metrics()
         wait_until(lambda: "ended: length, 64" in pair.target.log(), pair.target.log)
-        seen.logs = pair.logs()
+        logs = pair.logs()
         pair.draft.kill()
         wait_for_links(pair.target, "waiting")
-        scrape(seen.without)
-        seen.orphan = pair.generate()
-        scrape(seen.without)
-    return seen
+        alone, orphan, later = metrics(), pair.generate(), metrics()
+    return Bereft(output, logs, [before, after], [alone, later], orphan)

@@ -42,6 +42,11 @@ def named(objects: Manifests, kind: str, called: str) -> Manifest:
     return found
 
 
+def unmet(title: str, rules: Mapping[str, object]) -> Iterator[str]:
+    """Rules by what is wrong where they do not hold."""
+    return (f"{title}: {wrong}" for wrong, holds in rules.items() if not holds)
+
+
 @dataclass(frozen=True)
 class Pod:
     """A pod template, and who makes pods of it."""
@@ -56,19 +61,20 @@ class Pod:
         return name(self.owner) + (f" {self.part}" if self.part else "")
 
     @property
-    def spec(self) -> Manifest:
-        spec: Manifest = self.template["spec"]
-        return spec
+    def spec(self) -> Any:
+        return self.template["spec"]
 
     @property
-    def labels(self) -> Mapping[str, str]:
-        labels: Mapping[str, str] = self.template["metadata"]["labels"]
-        return labels
+    def labels(self) -> Any:
+        return self.template["metadata"]["labels"]
 
     @property
     def stays(self) -> bool:
         """Serves until it is stopped; a Job's pods come to an end by themselves."""
         return self.owner["kind"] != "Job"
+
+    def name_of(self, container: Manifest) -> str:
+        return f"{self.title} {container['name']}"
 
     def containers(self) -> Sequence[Manifest]:
         return [*self.spec.get("initContainers", ()), *self.spec["containers"]]

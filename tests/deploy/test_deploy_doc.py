@@ -4,8 +4,8 @@ import re
 import shlex
 from pathlib import Path
 
-from tests.deploy.command_lines import is_ours, listening, read
-from tests.deploy.manifests import OVERLAYS, manifests, named, of_kind, parse, pods
+from tests.deploy.command_lines import listening, ours
+from tests.deploy.manifests import OVERLAYS, manifests, named, of_kind, parse
 from tests.deploy.needs import SECRETS
 from tests.deploy.test_images import stages
 
@@ -32,9 +32,10 @@ def codes(text: str) -> list[str]:
 
 def test_every_path_exists() -> None:
     paths = re.findall(r"\b(?:deploy|tests|docs|tools)/[\w./-]*[\w/]", TEXT)
+    (overlay, _) = (parse(block)[0] for block in blocks("yaml"))
+    paths += [each.removeprefix("ssd/") for each in overlay["resources"] + overlay["components"]]
     assert len(paths) > 8
-    for path in paths:
-        assert (ROOT / path).exists(), path
+    assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
 def test_overlays_and_components_are_all_named() -> None:
@@ -50,19 +51,14 @@ def test_secrets_are_those_that_pods_mount() -> None:
 
 
 def test_ports_are_those_that_processes_listen_on() -> None:
-    said = set()
-    for row in rows("Ports"):
-        low, _, high = row[0].partition("–")
-        said.add(range(int(low), int(high or low) + 1))
+    cells = [row[0].partition("–") for row in rows("Ports")]
+    said = {range(int(low), int(high or low) + 1) for low, _, high in cells}
     listened = {
         place.ports
         for overlay in OVERLAYS
-        for pod in pods(manifests(overlay))
-        for container in pod.spec["containers"]
-        if is_ours(container)
-        for place in listening(read(container))
+        for _, _, line in ours(manifests(overlay))
+        for place in listening(line)
     }
-    assert listened <= said
     opened = {
         range(port["port"], port.get("endPort", port["port"]) + 1)
         for policy in of_kind(manifests("multi-node"), "NetworkPolicy")
@@ -85,25 +81,16 @@ def test_commands_name_what_is_there() -> None:
         named(manifests("gpu"), {"statefulset": "StatefulSet"}.get(kind, "Deployment"), called)
 
 
-def test_examples_are_yaml_with_names_that_exist() -> None:
-    overlay, adapter = (parse(block)[0] for block in blocks("yaml"))
-    for path in (*overlay["resources"], *overlay["components"]):
-        assert (ROOT / path.removeprefix("ssd/")).exists()
-    scaler = named(manifests("gpu"), "HorizontalPodAutoscaler", "ssd-draft")
-    metric = scaler["spec"]["metrics"][0]["pods"]["metric"]["name"]
-    assert adapter["rules"]["custom"][0]["name"]["as"] == metric
-
-
 def test_times_and_numbers_are_those_of_the_manifests() -> None:
     objects = manifests("gpu")
-    drains = {
-        read(c).program: read(c).options["drain_timeout"]
-        for pod in pods(objects)
-        for c in pod.spec["containers"]
-    }
+    drains = {line.program: line.options["drain_timeout"] for _, _, line in ours(objects)}
     both = f"target and gateway {drains['ssd-target']:g} s, draft {drains['ssd-draft']:g} s"
     assert f"({both})" in TEXT
     assert drains["ssd-gateway"] == drains["ssd-target"]
-    for scaler in of_kind(objects, "HorizontalPodAutoscaler"):
-        spec = scaler["spec"]
+    specs = [each["spec"] for each in of_kind(objects, "HorizontalPodAutoscaler")]
+    for spec in specs:
         assert f"between {spec['minReplicas']} and {spec['maxReplicas']}" in TEXT
+    adapter = parse(blocks("yaml")[1])[0]
+    metrics = [each["pods"] for spec in specs for each in spec["metrics"] if "pods" in each]
+    scaled = {each["metric"]["name"] for each in metrics}
+    assert adapter["rules"]["custom"][0]["name"]["as"] in scaled

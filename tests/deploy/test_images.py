@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,11 +16,13 @@ import pytest
 from tests.deploy.checks.pods import IMAGES
 from tests.deploy.manifests import OVERLAYS, manifests, pods
 from tests.suite.tools import needs_tool
+from tests.waiting import HANG_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = ROOT / "deploy" / "docker" / "Dockerfile"
 LAUNCHER = ROOT / "deploy" / "docker" / "triton_launcher.py"
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT, TOOLS = PYPROJECT["project"], PYPROJECT["tool"]
 FINAL = {image.removeprefix("ssd-") for image in IMAGES}
 INSTRUCTIONS = {"ARG", "FROM", "RUN", "ENV", "WORKDIR", "COPY", "LABEL", "USER", "CMD"}
 
@@ -36,43 +37,31 @@ class Stage:
         return [text for kind, text in self.steps if kind == instruction]
 
 
-def instructions() -> Iterator[tuple[str, str]]:
+def instructions() -> list[tuple[str, str]]:
     lines = [line for line in DOCKERFILE.read_text().splitlines() if not line.startswith("#")]
-    for statement in re.sub(r"\\\n\s*", "", "\n".join(lines)).splitlines():
-        if statement.strip():
-            kind, _, text = statement.partition(" ")
-            yield kind, text.strip()
+    statements = re.sub(r"\\\n\s*", "", "\n".join(lines)).splitlines()
+    return [(kind, text.strip()) for kind, _, text in (s.partition(" ") for s in statements if s)]
 
 
 def stages() -> dict[str, Stage]:
-    found: dict[str, Stage] = {}
+    found: list[Stage] = []
     for kind, text in instructions():
         if kind == "FROM":
-            base, name = re.fullmatch(r"(\S+) AS (\S+)", text).groups()  # type: ignore[union-attr]
-            found[name] = stage = Stage(name, base)
+            base, _, name = text.split()
+            found.append(Stage(name, base))
         elif found:
-            stage.steps.append((kind, text))
-    return found
+            found[-1].steps.append((kind, text))
+    return {each.name: each for each in found}
 
 
 def lineage(name: str) -> list[Stage]:
-    """A stage and those that it is made from, the first last."""
-    known, line = stages(), []
-    while name in known:
-        line.append(known[name])
-        name = known[name].base
-    return line
+    """A stage and those that it is made from, the first first."""
+    known = stages()
+    return [*lineage(known[name].base), known[name]] if name in known else []
 
 
-def steps(name: str, kind: str) -> list[str]:
-    return [text for stage in reversed(lineage(name)) for text in stage.of(kind)]
-
-
-def test_every_instruction_is_one_that_these_tests_look_at() -> None:
+def test_instructions_are_known_and_base_images_are_pinned_by_version() -> None:
     assert {kind for kind, _ in instructions()} <= INSTRUCTIONS
-
-
-def test_base_images_are_pinned_by_version() -> None:
     (argument,) = [text for kind, text in instructions() if text.startswith("PYTHON=")]
     assert re.fullmatch(r"PYTHON=python:3\.\d+\.\d+-slim-\w+", argument)
     known = stages()
@@ -80,82 +69,57 @@ def test_base_images_are_pinned_by_version() -> None:
 
 
 @pytest.mark.parametrize("image", sorted(FINAL))
-def test_an_image_runs_as_a_user_with_a_number(image: str) -> None:
-    last = stages()[image].steps[-2:]
-    assert last[0] == ("USER", "10001:10001")
-    used = {each["securityContext"]["runAsUser"] for o in OVERLAYS for p in pods(manifests(o))
-            for each in [p.spec]}  # fmt: skip
-    assert used == {10001}
-
-
-@pytest.mark.parametrize("image", sorted(FINAL))
-def test_no_build_tool_is_left_in_an_image(image: str) -> None:
-    run = " ".join(steps(image, "RUN"))
-    assert "apt-get" not in run
-    assert not re.search(r"\b(pip|uv|conda) (--\S+ )*install\b", run)
-    assert "pip uninstall" in run
-    assert not any(step.startswith("COPY --from=builder") for step in steps(image, "COPY"))
-    assert "builder" not in [stage.name for stage in lineage(image)]
-
-
-@pytest.mark.parametrize("image", sorted(FINAL))
-def test_an_image_suits_a_read_only_root(image: str) -> None:
-    variables = " ".join(steps(image, "ENV"))
-    assert "PYTHONDONTWRITEBYTECODE=1" in variables
-    assert "HOME=/tmp" in variables
-    assert "SSD_TARGET_KERNEL_CACHE=/var/cache/ssd" in variables
-
-
-@pytest.mark.parametrize("image", sorted(FINAL))
-def test_an_image_says_what_it_is(image: str) -> None:
-    (label,) = steps(image, "LABEL")
-    for key in ("title", "description", "licenses", "version", "revision"):
-        assert f"org.opencontainers.image.{key}=" in label
-    assert f"VERSION={PROJECT['version']}" in steps(image, "ARG")
-    assert PROJECT["description"] in label
-
-
-@pytest.mark.parametrize("image", sorted(FINAL))
-def test_commands_of_images_and_manifests_are_installed(image: str) -> None:
-    (command,) = steps(image, "CMD")
+def test_an_image_has_what_it_needs_and_nothing_else(image: str) -> None:
+    """A user with a number, a read-only root, no tool that builds, and what it says of itself."""
+    line = lineage(image)
+    run, copied, variables, (label,), (command,), arguments = (
+        [text for stage in line for text in stage.of(kind)]
+        for kind in ("RUN", "COPY", "ENV", "LABEL", "CMD", "ARG")
+    )
+    assert stages()[image].steps[-2] == ("USER", "10001:10001")
+    assert not re.search(r"apt-get|\b(pip|uv|conda) (--\S+ )*install\b", " ".join(run))
+    assert "pip uninstall" in " ".join(run)
+    assert "builder" not in [stage.name for stage in line]
+    assert not any(step.startswith("--from=builder") for step in copied)
+    keys = ("title", "description", "licenses", "version", "revision")
+    wanted = [f"org.opencontainers.image.{key}=" for key in keys]
+    assert [each for each in (*wanted, PROJECT["description"]) if each not in label] == []
+    settings = "PYTHONDONTWRITEBYTECODE=1", "HOME=/tmp", "SSD_TARGET_KERNEL_CACHE=/var/cache/ssd"
+    assert [each for each in settings if each not in " ".join(variables)] == []
+    assert f"VERSION={PROJECT['version']}" in arguments
     assert json.loads(command)[0] in PROJECT["scripts"]
-    drivers = {"nvidia-cuda-mps-control"}
-    for overlay in OVERLAYS:
-        for pod in pods(manifests(overlay)):
-            for container in pod.containers():
-                assert container["command"][0] in PROJECT["scripts"].keys() | drivers
+
+
+def test_users_and_commands_of_manifests_are_those_of_images() -> None:
+    found = [pod for overlay in OVERLAYS for pod in pods(manifests(overlay))]
+    assert {pod.spec["securityContext"]["runAsUser"] for pod in found} == {10001}
+    commands = {container["command"][0] for pod in found for container in pod.containers()}
+    assert commands <= PROJECT["scripts"].keys() | {"nvidia-cuda-mps-control"}
 
 
 def test_copied_files_exist_and_are_part_of_the_context() -> None:
-    copied = [text.split() for stage in stages().values() for text in stage.of("COPY")]
-    for *sources, _ in copied:
-        if sources[0].startswith("--from="):
-            assert sources[0].removeprefix("--from=") in stages()
-            continue
-        for source in sources:
-            assert (ROOT / source).exists(), source
-            assert in_context(source), f".dockerignore leaves {source} out"
+    copied = [text.split()[:-1] for stage in stages().values() for text in stage.of("COPY")]
+    made = {first.removeprefix("--from=") for first, *_ in copied if first[:7] == "--from="}
+    assert made <= stages().keys()
+    named = {source for sources in copied if sources[0][:7] != "--from=" for source in sources}
+    assert {source for source in named if not (ROOT / source).exists()} == set()
+    assert {source for source in named if not in_context(source)} == set()
     assert not in_context(".git")
     assert not in_context("tests")
 
 
 def in_context(path: str) -> bool:
     """By .dockerignore, whose last line that fits decides."""
-    inside = True
-    for line in (ROOT / ".dockerignore").read_text().splitlines():
-        pattern = line.removeprefix("!")
-        if line and not line.startswith("#") and fnmatch.fnmatch(path, pattern):
-            inside = line.startswith("!")
-    return inside
+    lines = [each for each in (ROOT / ".dockerignore").read_text().splitlines() if each[:1] != "#"]
+    fit = [each for each in lines if fnmatch.fnmatch(path, each.removeprefix("!"))]
+    return not fit or fit[-1].startswith("!")
 
 
 def test_the_wheel_is_built_from_all_that_it_needs() -> None:
     copied = " ".join(stages()["builder"].of("COPY"))
-    setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    for folder in setuptools["packages"]["find"]["where"]:
-        assert folder.split("/")[0] in copied
-    for name in (PROJECT["readme"], *PROJECT["license-files"]):
-        assert name in copied
+    folders = [each.split("/")[0] for each in TOOLS["setuptools"]["packages"]["find"]["where"]]
+    needed = [*folders, PROJECT["readme"], *PROJECT["license-files"]]
+    assert [name for name in needed if name not in copied] == []
 
 
 def test_torch_is_within_what_the_project_asks_for() -> None:
@@ -166,39 +130,32 @@ def test_torch_is_within_what_the_project_asks_for() -> None:
                if (r := Requirement(e)).name == "torch"]  # fmt: skip
     asked = re.findall(r'"(torch[^"]*)"', DOCKERFILE.read_text())
     assert len(asked) == 2
-    for each in asked:
-        assert "2.13.0" in Requirement(each).specifier
-        assert "2.13.0" in ours.specifier
-        assert "2.12.9" not in Requirement(each).specifier
-
-
-def test_triton_compiles_nothing_else() -> None:
-    """Before 3.7 it also compiled a launcher for every kernel."""
-    nvidia = pytest.importorskip("triton.backends.nvidia")
-    source = (Path(nvidia.__file__).parent / "driver.py").read_text()
-    assert len(re.findall(r"compile_module_from_\w+\(", source)) == 1
-
-
-def launcher(mode: str, path: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    variables = {
-        "TRITON_CACHE_DIR": str(folder / "cache" / "triton"),
-        "TRITON_LIBCUDA_PATH": str(folder / "driver"),
-        "PATH": path,
-    }
-    command = [sys.executable, str(LAUNCHER), mode]
-    return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=200)
+    for each in map(Requirement, asked):
+        assert [v in each.specifier for v in ("2.13.0", "2.12.9")] == [True, False], each
+    assert "2.13.0" in ours.specifier
 
 
 @needs_tool("gcc")
 def test_triton_launches_without_a_compiler_once_its_helper_is_there(tmp_path: Path) -> None:
     pytest.importorskip("triton")
-    binaries = tmp_path / "bin"
-    binaries.mkdir()
+    tools = tmp_path / "bin"
+    tools.mkdir()
     for name in ("gcc", "as", "ld"):
-        (binaries / name).symlink_to(os.path.realpath(shutil.which(name) or ""))
-    without = launcher("check", "", tmp_path)
+        (tools / name).symlink_to(os.path.realpath(shutil.which(name) or ""))
+    variables = {
+        "TRITON_CACHE_DIR": str(tmp_path / "cache" / "triton"),
+        "TRITON_LIBCUDA_PATH": str(tmp_path / "driver"),
+    }
+    without, made, found = (
+        subprocess.run(
+            [sys.executable, str(LAUNCHER), mode],
+            env={**variables, "PATH": path},
+            capture_output=True,
+            text=True,
+            timeout=HANG_SECONDS,
+        )
+        for mode, path in (("check", ""), ("compile", str(tools)), ("check", ""))
+    )
     assert "would compile it" in without.stderr
-    made = launcher("compile", str(binaries), tmp_path)
     assert made.returncode == 0, made.stderr
-    found = launcher("check", "", tmp_path)
     assert found.stdout.startswith("found: "), found.stderr

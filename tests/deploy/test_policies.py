@@ -1,6 +1,7 @@
 """Every overlay keeps our rules, and each rule can be broken."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -15,49 +16,42 @@ def test_an_overlay_keeps_every_rule(overlay: str) -> None:
     assert {title: said for title, said in wrong.items() if said} == {}
 
 
-def target(objects: Manifests) -> Manifest:
-    spec: Manifest = named(objects, "StatefulSet", "ssd-target")["spec"]["template"]["spec"]
-    return spec
+def target(objects: Manifests) -> Any:
+    return named(objects, "StatefulSet", "ssd-target")["spec"]["template"]["spec"]
 
 
-def draft(objects: Manifests) -> Manifest:
-    spec: Manifest = named(objects, "Deployment", "ssd-draft")["spec"]["template"]["spec"]
-    return spec
+def draft(objects: Manifests) -> Any:
+    return named(objects, "Deployment", "ssd-draft")["spec"]["template"]["spec"]
 
 
-def gateway(objects: Manifests) -> Manifest:
-    spec: Manifest = named(objects, "Deployment", "ssd-gateway")["spec"]["template"]["spec"]
-    return spec
+def gateway(objects: Manifests) -> Any:
+    return named(objects, "Deployment", "ssd-gateway")["spec"]["template"]["spec"]
 
 
-def first(spec: Manifest) -> Manifest:
-    container: Manifest = spec["containers"][0]
-    return container
+def worker(objects: Manifests) -> Any:
+    group = named(objects, "LeaderWorkerSet", "ssd-target-nodes")["spec"]["leaderWorkerTemplate"]
+    return group["workerTemplate"]["spec"]
 
 
-def policy(objects: Manifests, called: str) -> Manifest:
-    spec: Manifest = named(objects, "NetworkPolicy", called)["spec"]
-    return spec
+def first(spec: Manifest) -> Any:
+    return spec["containers"][0]
+
+
+def policy(objects: Manifests, called: str) -> Any:
+    return named(objects, "NetworkPolicy", called)["spec"]
+
+
+def budget(objects: Manifests) -> Any:
+    return named(objects, "PodDisruptionBudget", "ssd-target")["spec"]
 
 
 def drop(objects: Manifests, kind: str, called: str) -> None:
     objects.remove(named(objects, kind, called))
 
 
-def budget(objects: Manifests) -> Manifest:
-    spec: Manifest = named(objects, "PodDisruptionBudget", "ssd-target")["spec"]
-    return spec
-
-
 def flag(spec: Manifest, old: str, new: str) -> None:
     arguments = first(spec)["args"]
     arguments[arguments.index(old)] = new
-
-
-def worker(objects: Manifests) -> Manifest:
-    group = named(objects, "LeaderWorkerSet", "ssd-target-nodes")["spec"]["leaderWorkerTemplate"]
-    spec: Manifest = group["workerTemplate"]["spec"]
-    return spec
 
 
 # What is spoiled in which overlay, and what the rule says of it.

@@ -31,22 +31,23 @@ def test_they_are_all_that_an_operator_has_to_provide() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "purpose"),
-    [("ssd-target", "sslserver"), ("ssd-target", "sslclient"), ("ssd-draft", "sslserver"),
-     ("ssd-gateway", "sslserver"), ("ssd-client", "sslclient")],
-)  # fmt: skip
-def test_certificates_are_good_for_what_they_are_used_for(
-    name: str, purpose: str, secret_folder: Path
+    ("name", "purposes"),
+    [
+        ("ssd-target", ("sslserver", "sslclient")),
+        ("ssd-draft", ("sslserver",)),
+        ("ssd-gateway", ("sslserver",)),
+        ("ssd-client", ("sslclient",)),
+    ],
+)
+def test_certificates_are_good_for_what_they_are_used_for_and_have_their_keys(
+    name: str, purposes: tuple[str, ...], secret_folder: Path
 ) -> None:
     files = secret_folder / f"{name}-tls"
-    openssl("verify", "-x509_strict", "-purpose", purpose, "-CAfile", files / "ca.crt",
-            files / "tls.crt")  # fmt: skip
-
-
-def test_keys_belong_to_certificates(secret_folder: Path) -> None:
-    for name in ("ssd-target-tls", "ssd-draft-tls", "ssd-gateway-tls", "ssd-client-tls"):
-        public = openssl("x509", "-in", secret_folder / name / "tls.crt", "-noout", "-pubkey")
-        assert openssl("pkey", "-in", secret_folder / name / "tls.key", "-pubout") == public
+    for purpose in purposes:
+        checks = ("-x509_strict", "-purpose", purpose, "-CAfile", files / "ca.crt")
+        openssl("verify", *checks, files / "tls.crt")
+    public = openssl("x509", "-in", files / "tls.crt", "-noout", "-pubkey")
+    assert openssl("pkey", "-in", files / "tls.key", "-pubout") == public
 
 
 def test_certificates_have_the_names_that_are_dialled(secret_folder: Path) -> None:

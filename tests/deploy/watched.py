@@ -4,12 +4,13 @@ import json
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from ssd.v1 import target_pb2 as pb
-from tests.deploy.collector import Collector
+from tests.deploy.collector import Collector, Received
 from tests.processes import (
     PATIENT,
     DraftProcess,
@@ -24,7 +25,6 @@ from tests.processes import (
 )
 from tests.waiting import HANG_SECONDS, wait_until
 
-SCRAPE_SECONDS = 60.0  # between two scrapes, as far as an alert can tell
 PROMPT = "Once upon a time there was a quizzical zebrafinch called Brumblewick"
 
 
@@ -34,6 +34,15 @@ class Pair:
     draft: DraftProcess
     gateway: GatewayProcess | None = None
     collector: Collector | None = None
+
+    @property
+    def traces_to(self) -> str:
+        assert self.collector is not None
+        return self.collector.url
+
+    def spans(self, enough: Callable[[list[Received]], bool]) -> list[Received]:
+        assert self.collector is not None
+        return self.collector.wait_for(enough)
 
     def logs(self) -> list[str]:
         return [self.target.log(), self.draft.log()]
@@ -73,12 +82,12 @@ def wait_for_links(server: TargetProcess, state: str) -> None:
 class Bereft:
     """What was seen of a pair whose draft is killed half way."""
 
-    output: Output | None = None
-    logs: list[str] = field(default_factory=list)
-    # Expositions of the target, and when they would have been scraped: (seconds, text).
-    with_draft: list[tuple[float, str]] = field(default_factory=list)
-    without: list[tuple[float, str]] = field(default_factory=list)
-    orphan: Output | None = None
+    output: Output
+    logs: list[str]
+    # The target's metrics before and after each of two generations.
+    with_draft: list[dict[str, float]]
+    without: list[dict[str, float]]
+    orphan: Output
 
 
 def run_client(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -3,7 +3,7 @@ its engine is kept, and what the engine says is the test's choice."""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import grpc
@@ -55,15 +55,15 @@ def hello(**changes: Any) -> pb.SpeculateRequest:
     return pb.SpeculateRequest(hello=pb.Hello(**{**fields, **changes}))
 
 
-def opening(sequence: int) -> pb.TargetFrame:
-    body = pb.Open(
-        prompt=pack_tokens([1, 2, 3]),
-        max_tokens=40,
-        sampling=target_pb2.SamplingOptions(seed=1),
-        verification=target_pb2.VERIFICATION_MODE_COUPLED,
-        depth=8,
-    )
-    return pb.TargetFrame(sequence=sequence, open=body)
+def opening(sequence: int, prompt: Sequence[int] = (1, 2, 3), **changes: Any) -> pb.TargetFrame:
+    fields: dict[str, Any] = {
+        "prompt": pack_tokens(list(prompt)),
+        "max_tokens": len(prompt) + 37,
+        "sampling": target_pb2.SamplingOptions(seed=1),
+        "verification": target_pb2.VERIFICATION_MODE_COUPLED,
+        "depth": 8,
+    }
+    return pb.TargetFrame(sequence=sequence, open=pb.Open(**{**fields, **changes}))
 
 
 def frames(*parts: pb.TargetFrame, epoch: int = EPOCH) -> pb.SpeculateRequest:
@@ -176,10 +176,3 @@ async def status(call: Call) -> tuple[grpc.StatusCode, str]:
     except grpc.aio.AioRpcError:
         pass
     return await call.code(), await call.details()
-
-
-def run(work: Callable[[], Awaitable[None]]) -> None:
-    async def main() -> None:
-        await work()
-
-    asyncio.run(main())

@@ -1,9 +1,5 @@
 """``ssd-draft`` at start-up: bad input is one line and exit code 2, before anything is loaded."""
 
-import socket
-import subprocess
-import sys
-
 import pytest
 from click.testing import CliRunner
 
@@ -84,12 +80,10 @@ def test_a_bad_option_is_one_line_that_names_it(flags: list[str], words: str) ->
 
 
 def test_fan_outs_are_lists_or_left_to_the_draft() -> None:
+    """A draft may prepare for nothing, and be waited for."""
+    assert fan_outs(DraftConfig(fan_out="0", fan_out_miss="0")) == ((0,), (0,))
     config = DraftConfig(fan_out="3, 2,1", fan_out_miss="auto", budget=13)
     assert fan_outs(config) == ((3, 2, 1), None)
-
-
-def test_a_draft_may_prepare_for_nothing_and_be_waited_for() -> None:
-    assert fan_outs(DraftConfig(fan_out="0", fan_out_miss="0")) == ((0,), (0,))
 
 
 def test_the_runner_has_room_for_every_row_of_a_tree() -> None:
@@ -97,31 +91,6 @@ def test_the_runner_has_room_for_every_row_of_a_tree() -> None:
     assert plan is not None
     assert plan.runner.max_forward_tokens == 1000
     assert plan.runner.max_tail >= 5 + 5 * 7
-
-
-def run_serve(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "ssd_draft", "serve", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-
-
-def test_a_port_that_is_taken_is_refused() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        result = run_serve("--speculator", "ngram", "--listen", address)
-    assert result.returncode == 2
-    assert result.stderr.strip().splitlines()[-1].startswith("error: --listen: cannot bind")
-
-
-def test_what_the_engine_finds_wrong_is_one_line_too() -> None:
-    result = run_serve("stories-draft", "--listen", "127.0.0.1:0", "--num-kv-blocks", "10")
-    assert result.returncode == 2
-    assert "--max-model-len" in result.stderr.strip().splitlines()[-1]
 
 
 class TestEnvironment:
@@ -148,8 +117,5 @@ class TestEnvironment:
         assert code == 2
         assert words in output
 
-    def test_the_model_has_one_as_well(self) -> None:
-        assert check(env={"SSD_DRAFT_MODEL": "stories-draft"})[0] == 0
-
-    def test_a_target_s_variables_are_not_a_draft_s(self) -> None:
-        assert check("stories-draft", env={"SSD_TARGET_TP": "3"})[0] == 0
+    def test_the_model_has_one_as_well_and_a_target_s_are_not_a_draft_s(self) -> None:
+        assert check(env={"SSD_DRAFT_MODEL": "stories-draft", "SSD_TARGET_TP": "3"})[0] == 0

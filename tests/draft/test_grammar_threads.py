@@ -22,35 +22,35 @@ def thread() -> GrammarThread:
     return GrammarThread(GrammarCompiler(tokenizer.serialized(), config.vocab_size, [1]))
 
 
-def test_branches_have_followers_of_their_own(
-    thread: GrammarThread, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("seconds", "others"), [(60.0, 3), (0.0, 0)], ids=["soon", "slowly"])
+def test_branches_have_followers_of_their_own_where_a_grammar_is_compiled_soon(
+    thread: GrammarThread, monkeypatch: pytest.MonkeyPatch, seconds: float, others: int
 ) -> None:
     monkeypatch.setattr(grammars, "MOST_OTHERS", 3)
-    monkeypatch.setattr(grammars, "QUICK_SECONDS", 60.0)
+    monkeypatch.setattr(grammars, "QUICK_SECONDS", seconds)
     follower = thread.start(GRAMMAR).result(60.0)
     assert follower is not None
-    wait_until(lambda: len(follower.others) == 3)
-    at = [each.at([]) for each in (follower, *follower.others)]
-    assert len(set(map(id, at))) == 4
-    assert thread.start(GRAMMAR).result(60.0) is not None  # the thread has time for others
-
-
-def test_what_takes_long_to_compile_is_compiled_once(
-    thread: GrammarThread, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(grammars, "MOST_OTHERS", 3)
-    monkeypatch.setattr(grammars, "QUICK_SECONDS", 0.0)
-    follower = thread.start(GRAMMAR).result(60.0)
-    assert follower is not None
+    wait_until(lambda: len(follower.others) == others)
     thread._pool.submit(int).result(60.0)  # all that was asked for before is done
-    assert not follower.others
+    at = [each.at([]) for each in (follower, *follower.others)]
+    assert len(set(map(id, at))) == 1 + others
 
 
-DEEP = "start: a\na: %json " + '{"items": ' * 200 + "{}" + "}" * 200
+# Each of them has ended a service, or would.
+HOSTILE = {
+    "deep": "start: a\na: %json " + '{"items": ' * 200 + "{}" + "}" * 200,
+    "long": "start: a0\n" + "".join(f'a{i}: "x" a{i + 1}\n' for i in range(11_500)) + 'a11500: "x"',
+    "large": 'start: %json {"type": "integer", "multipleOf": 999983}',
+}
 
 
 @pytest.mark.parametrize(
-    "grammar", [Grammar(GrammarKind.REGEX, "("), Grammar(GrammarKind.CONTEXT_FREE, DEEP)]
+    "grammar",
+    [
+        Grammar(GrammarKind.REGEX, "("),
+        *(Grammar(GrammarKind.CONTEXT_FREE, source) for source in HOSTILE.values()),
+    ],
+    ids=["none", *HOSTILE],
 )
 def test_a_grammar_that_cannot_be_compiled_is_none(
     thread: GrammarThread, grammar: Grammar, caplog: pytest.LogCaptureFixture

@@ -5,9 +5,13 @@ from collections.abc import Iterator
 import openai
 import pytest
 
+from tests.client.conftest import start
+from tests.gateway.callers import sdk_of
 from tests.processes import GatewayProcess, TracedPair
 from tests.processes import gateway as start_gateway
 from tests.suite.dealing import shared_services
+
+__all__ = ["gateway", "sdk", "start"]
 
 
 @shared_services
@@ -22,5 +26,5 @@ def gateway(
 
 @pytest.fixture
 def sdk(gateway: GatewayProcess) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=gateway.url + "/v1", api_key="none", max_retries=0) as client:
+    with sdk_of(gateway) as client:
         yield client

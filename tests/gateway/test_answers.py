@@ -79,15 +79,9 @@ async def answered(
     return sent
 
 
-def events(sent: list[str]) -> list[Any]:
-    found = [line.removeprefix("data: ") for line in "".join(sent).split("\n\n") if line]
-    assert found.pop() == "[DONE]"
-    return [json.loads(each) for each in found]
-
-
 @pytest.mark.parametrize("is_whole", [True, False])
 def test_a_slow_reader_gets_what_came_before_the_end(is_whole: bool) -> None:
-    async def stream() -> list[Any]:
+    async def stream() -> list[str]:
         generation = Scripted()
         generation.put(STARTED, said("Once"))
 
@@ -96,22 +90,21 @@ def test_a_slow_reader_gets_what_came_before_the_end(is_whole: bool) -> None:
             while answer.failure is None:
                 await asyncio.sleep(0)
 
-        return events(await answered(generation, StreamOptions(), meanwhile))
+        return await answered(generation, StreamOptions(), meanwhile)
 
-    first, second, *error = asyncio.run(stream())
+    *told, done = "".join(asyncio.run(stream())).strip().split("\n\n")
+    first, second, *error = (json.loads(each.removeprefix("data: ")) for each in told)
     assert [each["choices"][0]["text"] for each in (first, second)] == ["Once", " upon"]
     assert second["choices"][0]["finish_reason"] == ("stop" if is_whole else None)
-    assert [each["error"]["code"] for each in error] == [] if is_whole else ["leaving"]
+    assert [each["error"]["code"] for each in error] == ([] if is_whole else ["leaving"])
+    assert done == "data: [DONE]"
 
 
 def test_an_answer_in_one_piece_that_is_whole_is_no_error() -> None:
-    async def whole() -> str:
+    async def whole() -> list[str]:
         generation = Scripted()
         generation.put(STARTED, said("Once"), FINISH, leaving())
+        return await answered(generation, None, lambda _: asyncio.sleep(0))
 
-        async def nothing(answer: Answer) -> None:
-            pass
-
-        return "".join(await answered(generation, None, nothing))
-
-    assert json.loads(asyncio.run(whole()))["choices"][0]["text"] == "Once"
+    (answer,) = asyncio.run(whole())
+    assert json.loads(answer)["choices"][0]["text"] == "Once"

@@ -1,7 +1,6 @@
 """`make test-clients` tries clients of others, and tells which of them failed and why."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -20,11 +19,9 @@ NOWHERE = "http://127.0.0.1:1"
 
 def bounds(package: str) -> set[str]:
     """Of ``openai>=3,<4`` for Python, or ``openai@>=6 <8`` for Node."""
-    if "@" in package:
-        return {
-            each.operator for each in SpecifierSet(",".join(package.rpartition("@")[2].split()))
-        }
-    return {each.operator for each in Requirement(package).specifier}
+    _, at, versions = package.rpartition("@")
+    found = SpecifierSet(",".join(versions.split())) if at else Requirement(package).specifier
+    return {each.operator for each in found}
 
 
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda each: each.name)
@@ -43,8 +40,8 @@ def test_every_script_is_a_clients_and_every_client_is_in_the_docs() -> None:
 
 
 def test_names_of_packages_in_both_registries() -> None:
-    assert package_name("litellm[mcp]>=1,<2") == "litellm"
-    assert package_name("@ai-sdk/openai-compatible@>=2 <4") == "@ai-sdk/openai-compatible"
+    told = ("litellm[mcp]>=1,<2", "@ai-sdk/openai-compatible@>=2 <4")
+    assert [*map(package_name, told)] == ["litellm", "@ai-sdk/openai-compatible"]
 
 
 def test_only_the_gateway_is_told_to_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,7 +66,6 @@ def scripted(folder: Path, text: str) -> tuple[Client, Path]:
 def test_an_environment_is_kept_while_its_packages_are_the_same(tmp_path: Path) -> None:
     client, place = scripted(tmp_path, "")
     assert install(client, tmp_path) == place
-    assert (place / "bin/python").exists()
 
 
 SCENARIOS = f"""
@@ -105,10 +101,3 @@ def test_a_client_that_cannot_be_installed_has_failed(tmp_path: Path) -> None:
     (row,) = tried(client, tmp_path, NOWHERE)
     assert row == Row("lost", "", "install", row.error)
     assert row.error
-
-
-def test_a_client_that_is_not_known_is_named() -> None:
-    command = [sys.executable, "-m", "tools.clients", "curl"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 2
-    assert "no such client: curl; there are openai, langchain, " in done.stderr

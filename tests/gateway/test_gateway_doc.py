@@ -41,13 +41,16 @@ def test_what_changes_nothing_inside_messages_and_tools_is_named() -> None:
     """That it changes nothing is tested where messages and tools are translated."""
     rows = re.findall(r"^\| `([^`]+)` \|(.*?)\|(.*?)\|(.*?)\|$", section("Fields"), re.MULTILINE)
     ignored = {place: codes(cell) for place, _, cell, _ in rows}
-    assert ignored["messages[]"] == set(messages.IGNORED)
-    assert ignored["messages[].tool_calls[]"] == set(messages.IGNORED_OF_CALLS)
-    assert ignored["tools[]"] == set(tools.IGNORED)
     used = {place: codes(cell) for place, cell, _, _ in rows}
-    assert used["tools[]"] == set(tools.ToolFields.__struct_fields__)
-    assert used["tools[].function"] == set(tools.FunctionFields.__struct_fields__)
-    assert codes(rows[0][3]) == messages.REFUSED.keys()
+    for told, known in (
+        (ignored["messages[]"], messages.IGNORED),
+        (ignored["messages[].tool_calls[]"], messages.IGNORED_OF_CALLS),
+        (ignored["tools[]"], tools.IGNORED),
+        (used["tools[]"], tools.ToolFields.__struct_fields__),
+        (used["tools[].function"], tools.FunctionFields.__struct_fields__),
+        (codes(rows[0][3]), messages.REFUSED),
+    ):
+        assert told == set(known)
 
 
 def test_flags_exist_and_have_the_defaults_that_are_told() -> None:

@@ -2,13 +2,12 @@
 
 import json
 import re
-import urllib.error
-import urllib.request
 from typing import Any
 
 import openai
 import pytest
 
+from tests.gateway.callers import ask
 from tests.processes import GatewayProcess
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
@@ -31,12 +30,8 @@ def nested(levels: int) -> dict[str, Any]:
 
 
 def refused(front: GatewayProcess, path: str, body: Any) -> tuple[int, dict[str, Any]]:
-    request = urllib.request.Request(
-        front.url + path, json.dumps(body).encode(), {"content-type": "application/json"}
-    )
-    with pytest.raises(urllib.error.HTTPError) as caught:
-        urllib.request.urlopen(request, timeout=60)
-    return caught.value.code, json.load(caught.value)["error"]
+    answer = ask(front, path, body)
+    return answer.status, json.load(answer)["error"]
 
 
 TOO_LONG: list[tuple[str, dict[str, Any], str]] = [
@@ -53,50 +48,38 @@ TOO_LONG: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETION, {"prompt": "Once", "max_tokens": 5000}, "max_tokens"),
     (TOKENIZE, {"prompt": "hen " * 100_000}, "prompt"),
 ]
-
-
-@pytest.mark.parametrize(("path", "body", "param"), TOO_LONG)
-def test_what_the_context_has_no_room_for_has_a_code(
-    gateway: GatewayProcess, path: str, body: dict[str, Any], param: str
-) -> None:
-    status, error = refused(gateway, path, body)
-    assert (status, error["param"]) == (400, param)
-    assert error["code"] == "context_length_exceeded", error
-    words = r"This model's maximum context length is \d+ tokens\. However, you requested \d+ "
-    assert re.match(words, error["message"]), error
-    assert error["message"].endswith(" (context_length_exceeded)")
-    assert error["type"] == "invalid_request_error"
-    assert CONTRACT.search(error["message"]) is None
+MUCH_TOO_LONG: list[tuple[str, dict[str, Any], str]] = [
+    (CHAT, {"messages": user(MEGABYTES)}, "messages"),
+    (COMPLETION, {"prompt": MEGABYTES}, "prompt"),
+    (TOKENIZE, {"prompt": MEGABYTES}, "prompt"),
+    (TOKENIZE, {"messages": user(MEGABYTES)}, "messages"),
+]
+ROOM = r"This model's maximum context length is \d+ tokens\. However, you requested \d+ .*"
+BOUND = r"\w+: the request has \d+ bytes for the model's server, which takes \d+; make it .*"
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "param"),
+    ("path", "body", "param", "status", "code", "words"),
     [
-        (CHAT, {"messages": user(MEGABYTES)}, "messages"),
-        (COMPLETION, {"prompt": MEGABYTES}, "prompt"),
-        (TOKENIZE, {"prompt": MEGABYTES}, "prompt"),
-        (TOKENIZE, {"messages": user(MEGABYTES)}, "messages"),
+        *((*each, 400, "context_length_exceeded", ROOM) for each in TOO_LONG),
+        *((*each, 413, "request_too_large", BOUND) for each in MUCH_TOO_LONG),
     ],
 )
-def test_megabytes_are_refused_with_the_bound(
-    gateway: GatewayProcess, path: str, body: dict[str, Any], param: str
+def test_what_there_is_no_room_for_has_a_code(
+    gateway: GatewayProcess,
+    path: str,
+    body: dict[str, Any],
+    param: str,
+    status: int,
+    code: str,
+    words: str,
 ) -> None:
-    status, error = refused(gateway, path, body)
-    assert (status, error["param"], error["code"]) == (413, param, "request_too_large")
-    words = rf"{param}: the request has \d+ bytes for the model's server, which takes \d+; make it"
-    assert re.match(words, error["message"]), error
+    answered, error = refused(gateway, path, body)
+    told = answered, error["param"], error["code"], error["type"]
+    assert told == (status, param, code, "invalid_request_error"), error
+    assert re.fullmatch(words, error["message"]), error
+    assert error["message"].endswith(" (context_length_exceeded)") == (status == 400)
     assert CONTRACT.search(error["message"]) is None
-
-
-def test_a_body_that_no_target_can_take_is_refused(gateway: GatewayProcess) -> None:
-    status, error = refused(gateway, DETOKENIZE, {"tokens": [5] * 1_000_000})
-    assert (status, error["code"]) == (413, "request_too_large")
-    # By its length once the target has said what it takes; until then, once it was read.
-    words = {
-        None: r"the body has more than \d+ bytes, which is what this gateway .*; make it shorter",
-        "tokens": r"tokens: the request has \d+ bytes for the model's server, which takes \d+;",
-    }
-    assert re.match(words[error["param"]], error["message"]), error
 
 
 NAMED: list[tuple[str, dict[str, Any], str]] = [
@@ -118,6 +101,20 @@ NAMED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"request_id": "x" * 300}, "request_id"),
     (CHAT, {"cache_salt": "x" * 300}, "cache_salt"),
     (CHAT, {"stop": ""}, "stop"),
+    (CHAT, {"top_p": 1.5}, "top_p"),
+    (CHAT, {"max_tokens": "many"}, "max_tokens"),
+    (CHAT, {"n": 0}, "n"),
+    (CHAT, {"seed": 2**64}, "seed"),
+    (CHAT, {"logit_bias": {"cat": 1}}, "logit_bias"),
+    (CHAT, {"top_logprobs": 2}, "top_logprobs"),
+    (CHAT, {"stream_options": {"include_usage": True}}, "stream_options"),
+    (CHAT, {"speculation": {"mode": "fast"}}, "speculation.mode"),
+    (CHAT, {"messages": []}, "messages"),
+    (
+        CHAT,
+        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+        "messages[0].content[0].type",
+    ),
     (CHAT, {"stop": ["a", ""]}, "stop[1]"),
     (CHAT, {"temperature": -1}, "temperature"),
     (CHAT, {"stop_token_ids": [10**9]}, "stop_token_ids"),
@@ -140,7 +137,8 @@ def test_an_error_names_the_field_that_was_sent(
 ) -> None:
     usual = {CHAT: {"messages": user("Hi")}, COMPLETION: {"prompt": "Once"}}.get(path, {})
     status, error = refused(gateway, path, {**usual, **changes})
-    assert (status, error["param"]) == (400, param), error
+    told = status, error["param"], error["type"]
+    assert told == (400, param, "invalid_request_error"), error
     assert error["message"].startswith(f"{param}: ")
     assert CONTRACT.search(error["message"]) is None, error
     assert error["code"] != "context_length_exceeded"

@@ -1,69 +1,74 @@
 """How a gateway starts, and bounds its callers."""
 
-import http.client
 import json
 import select
 import socket
-import subprocess
-import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
-from ssd.v1 import target_pb2 as pb
+from ssd_gateway.cli import main
+from tests.client.scripted_target import Script, ScriptedTarget, serve
+from tests.gateway.callers import ask, metrics, post
 from tests.processes import GatewayProcess, TracedPair, gateway
 from tests.waiting import HANG_SECONDS, wait_until
 
 STORY = "Once upon a time there was a goat."
 
 
-def begin(front: GatewayProcess, **more: Any) -> http.client.HTTPResponse:
+@pytest.fixture(scope="module")
+def talker() -> Iterator[ScriptedTarget]:
+    """Says more than sockets hold, and then hangs."""
+    with serve(Script(text="goat " * 20_000, tokens=400, hang_after=300)) as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def hasty(
+    talker: ScriptedTarget, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[GatewayProcess]:
+    """Does not wait long for who reads nothing."""
+    folder, flags = tmp_path_factory.mktemp("hasty"), ("--write-timeout", "1")
+    with gateway(folder, *flags, targets=[talker.address]) as front:
+        yield front
+
+
+@contextmanager
+def lazy_reader(front: GatewayProcess) -> Iterator[socket.socket]:
     host, _, port = front.address.rpartition(":")
-    connection = http.client.HTTPConnection(host, int(port), timeout=HANG_SECONDS)
-    content = {"prompt": STORY, "seed": 5, "stream": True, "ignore_eos": True, **more}
-    body = json.dumps(content)
-    connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
-    return connection.getresponse()
+    with socket.socket() as reader:
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        reader.connect((host, int(port)))
+        yield reader
 
 
-def in_flight(pair: TracedPair) -> int:
-    info = pair[0].stub().GetModelInfo(pb.GetModelInfoRequest())
-    return int(info.load.running + info.load.waiting)
+def test_a_reader_that_takes_nothing_is_cut(talker: ScriptedTarget, hasty: GatewayProcess) -> None:
+    with lazy_reader(hasty) as reader:
+        body = json.dumps({"prompt": STORY, "max_tokens": 400, "stream": True}).encode()
+        reader.sendall(post("/v1/completions", body))
+        wait_until(lambda: "a stream was cut" in hasty.log(), hasty.log)
+        assert talker.cancelled.wait(HANG_SECONDS)
+        wait_until(lambda: is_reset(reader), hasty.log)
+        assert "ERROR" not in hasty.log()
 
 
-def test_a_reader_that_takes_nothing_is_cut(traced_pair: TracedPair, tmp_path: Path) -> None:
-    with gateway(tmp_path, "--write-timeout", "1", targets=[traced_pair[0].address]) as front:
-        host, _, port = front.address.rpartition(":")
-        with socket.socket() as reader:
-            reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            reader.connect((host, int(port)))
-            # Log probabilities make long chunks: what a socket holds is soon full.
-            content = {"prompt": [STORY] * 8, "max_tokens": 1900, "logprobs": 20}
-            body = json.dumps({**content, "stream": True, "ignore_eos": True}).encode()
-            reader.sendall(
-                b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\n"
-                b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body
-            )
-            wait_until(lambda: "a stream was cut" in front.log(), front.log)
-            wait_until(lambda: in_flight(traced_pair) == 0, front.log)
-            wait_until(lambda: is_reset(reader), front.log)
-            assert "ERROR" not in front.log()
+def test_a_reader_that_takes_no_whole_answer_is_cut(hasty: GatewayProcess) -> None:
+    asked = b"GET /openapi.json HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
+    with lazy_reader(hasty) as reader:
+        while not is_reset(reader):  # as many answers as it takes to fill what sockets hold
+            with suppress(ConnectionError, BlockingIOError):
+                reader.send(asked, socket.MSG_DONTWAIT)
 
 
-def test_a_reader_that_takes_no_whole_answer_is_cut(
-    traced_pair: TracedPair, tmp_path: Path
-) -> None:
-    with gateway(tmp_path, "--write-timeout", "1", targets=[traced_pair[0].address]) as front:
-        host, _, port = front.address.rpartition(":")
-        with socket.socket() as reader:
-            reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            reader.connect((host, int(port)))
-            asked = b"GET /openapi.json HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
-            while not is_reset(reader):  # as many answers as it takes to fill what sockets hold
-                with suppress(ConnectionError, BlockingIOError):
-                    reader.send(asked, socket.MSG_DONTWAIT)
+def test_metrics_tell_what_was_served(gateway: GatewayProcess) -> None:
+    before = metrics(gateway)["ssd_gateway_tokens_total"]
+    content = {"prompt": STORY, "stream": True, "ignore_eos": True, "max_tokens": 7}
+    ask(gateway, "/v1/completions", content).read()
+    wait_until(lambda: metrics(gateway)["ssd_gateway_tokens_total"] == before + 7, gateway.log)
+    assert metrics(gateway)["ssd_gateway_targets_ready"] == 1
 
 
 def is_reset(connection: socket.socket) -> bool:
@@ -71,43 +76,6 @@ def is_reset(connection: socket.socket) -> bool:
     events = select.poll()
     events.register(connection, select.POLLHUP)
     return bool(events.poll(50))
-
-
-def test_metrics_tell_what_was_served(gateway: GatewayProcess) -> None:
-    def read() -> dict[str, float]:
-        host, _, port = gateway.address.rpartition(":")
-        connection = http.client.HTTPConnection(host, int(port), timeout=HANG_SECONDS)
-        connection.request("GET", "/metrics")
-        lines = connection.getresponse().read().decode().splitlines()
-        pairs = (line.rsplit(" ", 1) for line in lines if line[:1] not in ("#", ""))
-        return {name: float(value) for name, value in pairs}
-
-    def served(figures: dict[str, float]) -> float:
-        name = "ssd_gateway_requests_total"
-        return sum(n for key, n in figures.items() if name in key and 'status="200"' in key)
-
-    before = read()
-    begin(gateway, max_tokens=7).read()
-
-    def counted() -> bool:
-        now = read()
-        return (
-            served(now) == served(before) + 1
-            and now["ssd_gateway_tokens_total"] == before["ssd_gateway_tokens_total"] + 7
-            and now["ssd_gateway_targets_ready"] == 1
-        )
-
-    wait_until(counted, gateway.log)
-
-
-def test_the_api_is_described(gateway: GatewayProcess) -> None:
-    host, _, port = gateway.address.rpartition(":")
-    connection = http.client.HTTPConnection(host, int(port), timeout=HANG_SECONDS)
-    connection.request("GET", "/openapi.json")
-    described = json.load(connection.getresponse())
-    assert described["openapi"].startswith("3.1")
-    fields = described["components"]["schemas"]["ChatRequest"]["properties"]
-    assert {"messages", "temperature", "speculation", "return_token_ids"} <= fields.keys()
 
 
 @pytest.mark.parametrize(
@@ -123,9 +91,17 @@ def test_the_api_is_described(gateway: GatewayProcess) -> None:
     ],
 )
 def test_a_wrong_option_is_named(flags: list[str], named: str) -> None:
-    command = [sys.executable, "-m", "ssd_gateway", "serve", "--check-config", *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS)
-    assert done.returncode == 2
+    done = CliRunner().invoke(main, ["serve", "--check-config", *flags])
+    assert (done.exit_code, named in done.stderr) == (2, True), done.stderr
     assert done.stderr.startswith("error: ")
-    assert named in done.stderr
-    assert "Traceback" not in done.stderr
+
+
+def test_drafts_that_are_not_asked_are_said_to_be_missing(
+    traced_pair: TracedPair, tmp_path: Path
+) -> None:
+    address = traced_pair[0].address
+    with gateway(tmp_path, "--no-draft-traces", targets=[address]) as front:
+        ask(front, "/v1/completions", {"prompt": STORY, "max_tokens": 4}).read()
+        timeline = json.load(ask(front, f"/ssd/timeline?target={address}"))
+    assert [track["role"] for track in timeline["tracks"]] == ["target"]
+    assert timeline["problem"] == "drafts are not asked for their part (--no-draft-traces)"

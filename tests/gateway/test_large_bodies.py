@@ -5,12 +5,10 @@ import json
 import os
 import pickle
 import resource
-import socket
-from collections.abc import Iterator
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-import msgspec
 import pytest
 
 from ssd.v1 import target_pb2 as pb
@@ -26,8 +24,9 @@ from ssd_gateway.reading.prepared import (
 )
 from ssd_gateway.reading.process import JOB, ReadingProcess
 from ssd_gateway.reading.room import BodyRoom
+from tests.client.scripted_target import Script, serve
+from tests.gateway.callers import exchange, post
 from tests.gateway.odd_readers import dying, greedy, size_of, tight, whoever_reads
-from tests.gateway.scripted_model import ScriptedModel, serving
 from tests.processes import GatewayProcess, gateway
 from tests.waiting import HANG_SECONDS
 
@@ -61,32 +60,34 @@ def told(prepared: Any) -> Any:
     return {**vars(prepared), "problem": prepared.problem and told(prepared.problem)}
 
 
-async def outcome(process: ReadingProcess, how: Prepare[Any], body: bytes) -> Any:
-    try:
-        return told(await process.prepare(how, body, TERMS))
-    except ApiError as error:
-        return told(error)
+def in_process(run: Callable[[ReadingProcess], Awaitable[Any]]) -> Any:
+    """What this comes to with a process that reads."""
+
+    async def beside() -> Any:
+        process = ReadingProcess()
+        try:
+            return await run(process)
+        finally:
+            await process.close()
+
+    return asyncio.run(beside())
 
 
 def test_another_process_reads_as_this_one_does() -> None:
-    def here(how: Prepare[Any], body: bytes) -> Any:
+    async def outcomes(process: ReadingProcess) -> list[Any]:
+        read = (process.prepare(how, body, TERMS) for how, body in BODIES)
+        return await asyncio.gather(*read, return_exceptions=True)
+
+    for outcome, (how, body) in zip(in_process(outcomes), BODIES, strict=True):
         try:
-            return told(how(body, TERMS))
+            here: Any = how(body, TERMS)
         except ApiError as error:
-            return told(error)
-
-    async def all_of_them() -> None:
-        process = ReadingProcess()
-        for how, body in BODIES:
-            assert await outcome(process, how, body) == here(how, body)
-        await process.close()
-
-    asyncio.run(all_of_them())
+            here = error
+        assert told(outcome) == told(here)
 
 
 def test_what_is_too_much_for_the_process_is_refused_and_it_goes_on() -> None:
-    async def read() -> None:
-        process = ReadingProcess()
+    async def read(process: ReadingProcess) -> None:
         pids = [(await process.prepare(whoever_reads, b"", TERMS)).asked]
         for hostile in (greedy, dying):
             with pytest.raises(ApiError) as caught:
@@ -95,9 +96,8 @@ def test_what_is_too_much_for_the_process_is_refused_and_it_goes_on() -> None:
             pids.append((await process.prepare(whoever_reads, b"", TERMS)).asked)
         assert pids[0] == pids[1] != pids[2]
         assert os.getpid() not in pids
-        await process.close()
 
-    asyncio.run(read())
+    in_process(read)
 
 
 def test_a_body_that_finds_no_memory_is_not_taken_for_what_to_do() -> None:
@@ -106,16 +106,14 @@ def test_a_body_that_finds_no_memory_is_not_taken_for_what_to_do() -> None:
     rest = 4 * MIB - JOB.size - len(job)
     body = 16 * (JOB.pack(len(job), rest) + job + bytes(rest))
 
-    async def read() -> None:
-        process = ReadingProcess()
+    async def read(process: ReadingProcess) -> None:
         await process.prepare(tight, b"", TERMS)
         with pytest.raises(ApiError) as caught:
             await process.prepare(size_of, body, TERMS)
         assert caught.value.code == "request_too_large"
         assert (await process.prepare(size_of, bytes(7), TERMS)).asked == 7
-        await process.close()
 
-    asyncio.run(read())
+    in_process(read)
 
 
 def test_a_process_that_cannot_begin_is_no_fault_of_the_body(
@@ -123,8 +121,7 @@ def test_a_process_that_cannot_begin_is_no_fault_of_the_body(
 ) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 
-    async def read() -> None:
-        process = ReadingProcess()
+    async def read(process: ReadingProcess) -> None:
         os.close(free := os.dup(0))
         resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
         try:
@@ -132,18 +129,17 @@ def test_a_process_that_cannot_begin_is_no_fault_of_the_body(
                 await process.prepare(size_of, b"", TERMS)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        assert (caught.value.status, caught.value.code) == (503, "overloaded")
-        assert caught.value.retry_after == 1
+        problem = caught.value
+        assert (problem.status, problem.code, problem.retry_after) == (503, "overloaded", 1)
         assert "Too many open files" in caplog.text
         assert (await process.prepare(size_of, bytes(7), TERMS)).asked == 7
-        await process.close()
 
-    asyncio.run(read())
+    in_process(read)
 
 
 def test_the_smallest_is_read_first_and_who_leaves_leaves_the_others_their_turn() -> None:
-    async def read() -> list[int]:
-        process, done = ReadingProcess(), list[int]()
+    async def read(process: ReadingProcess) -> list[int]:
+        done: list[int] = []
 
         async def one(size: int) -> None:
             await process.prepare(size_of, bytes(size), TERMS, lambda: size == 5)
@@ -154,42 +150,60 @@ def test_the_smallest_is_read_first_and_who_leaves_leaves_the_others_their_turn(
         tasks[0].cancel()  # it has the first turn
         tasks[2].cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await process.close()
         return done
 
-    assert asyncio.run(read()) == [10, 20, 40]
+    assert in_process(read) == [10, 20, 40]
 
 
-def test_nobody_has_more_than_half_of_the_room() -> None:
+@asynccontextmanager
+async def room_with(size: int, *bodies: tuple[str, int]) -> AsyncIterator[BodyRoom]:
+    """One of this size in which bodies are held, by host and size."""
+    room = BodyRoom(size)
+    async with AsyncExitStack() as held:
+        for host, each in bodies:
+            await held.enter_async_context(room.held(host, each, 0))
+        yield room
+
+
+async def refusal(room: BodyRoom, host: str, size: int) -> tuple[int, float | None] | None:
+    try:
+        async with room.held(host, size, 0):
+            return None
+    except ApiError as error:
+        return error.status, error.retry_after
+
+
+@pytest.mark.parametrize(
+    ("held", "host", "size", "fits"),
+    [
+        ([("a", 40), ("b", 30)], "a", 11, False),
+        ([("a", 40), ("b", 30)], "c", 31, False),
+        ([("a", 40), ("b", 30)], "c", 30, True),
+        # Above a mebibyte, a quarter is left to others.
+        ([("a", 3 * MIB), ("a", 3 * MIB), ("b", 6 * MIB)], "a", MIB + 1, False),
+        ([("a", 3 * MIB), ("a", 3 * MIB), ("b", 6 * MIB)], "c", MIB + 1, False),
+        ([("a", 3 * MIB), ("a", 3 * MIB), ("b", 6 * MIB)], "c", MIB, True),
+        ([], "a", 16 * MIB, True),  # alone, it may take all
+    ],
+)
+def test_nobody_has_more_than_half_of_the_room(
+    held: list[tuple[str, int]], host: str, size: int, fits: bool
+) -> None:
+    async def hold() -> tuple[int, float | None] | None:
+        async with room_with(16 * MIB if size > 100 else 100, *held) as room:
+            return await refusal(room, host, size)
+
+    assert asyncio.run(hold()) == (None if fits else (503, 1))
+
+
+def test_who_may_wait_gets_the_room_that_others_leave() -> None:
     async def hold() -> None:
-        room = BodyRoom(100)
-        async with room.held("a", 40, 0), room.held("b", 30, 0):
-            for host, size in (("a", 11), ("c", 31)):
-                with pytest.raises(ApiError) as caught:
-                    async with room.held(host, size, 0):
-                        pass
-                assert (caught.value.status, caught.value.retry_after) == (503, 1)
+        async with room_with(100, ("a", 40), ("b", 30)) as room:
             async with room.held("c", 30, 0):
                 waiting = asyncio.ensure_future(room.held("c", 20, HANG_SECONDS).__aenter__())
                 await asyncio.sleep(0)
                 assert not waiting.done()
             await waiting
-
-    asyncio.run(hold())
-
-
-def test_larger_bodies_leave_a_quarter_to_others() -> None:
-    async def hold() -> None:
-        room = BodyRoom(16 * MIB)
-        async with AsyncExitStack() as held:
-            for host, size in (("a", 3), ("a", 3), ("b", 6)):
-                await held.enter_async_context(room.held(host, size * MIB, 0))
-            for host in ("a", "c"):
-                with pytest.raises(ApiError):
-                    await held.enter_async_context(room.held(host, MIB + 1, 0))
-                await held.enter_async_context(room.held(host, MIB, 0))
-        async with room.held("a", 16 * MIB, 0):  # alone, it may take all
-            pass
 
     asyncio.run(hold())
 
@@ -207,48 +221,31 @@ def test_choices_do_not_multiply_a_long_prompt_without_end() -> None:
     assert prepare_completion(some, Terms()).problem is None
 
 
-def test_errors_survive_a_process() -> None:
-    error = ApiError(503, "why", "server_error", "n", "code", 2.0)
-    assert told(pickle.loads(pickle.dumps(error))) == told(error)
-
-
 @pytest.fixture(scope="module")
 def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
     """Of a target that takes little; it has room for one body."""
     folder = tmp_path_factory.mktemp("large")
     flags = ("--max-bodies-mib", "1", "--max-body-mib", "1", "--read-timeout", "2")
-    model = ScriptedModel(pb.ChatFormat(), lambda _: "Once", max_request_bytes=TAKEN)
-    with serving(model), gateway(folder, *flags, targets=[model.address]) as process:
+    with (
+        serve(Script(max_request_bytes=TAKEN)) as model,
+        gateway(folder, *flags, targets=[model.address]) as process,
+    ):
         yield process
 
 
-def post(front: GatewayProcess, length: int, body: bytes = b"") -> socket.socket:
-    host, _, port = front.address.rpartition(":")
-    connection = socket.create_connection((host, int(port)), HANG_SECONDS)
-    head = "POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
-    connection.sendall(f"{head}content-length: {length}\r\n\r\n".encode() + body)
-    return connection
-
-
-def answer_to(connection: socket.socket) -> tuple[bytes, dict[str, Any]]:
-    data = b""
-    with connection:
-        while b"}}" not in data:
-            data += connection.recv(65536)
-    head, _, body = data.partition(b"\r\n\r\n")
-    return head, msgspec.json.decode(body)["error"]
-
-
-def test_what_no_target_takes_is_refused_by_its_length(front: GatewayProcess) -> None:
-    """Nothing of it was sent."""
-    head, error = answer_to(post(front, 6 * TAKEN + 1))
+def refused(front: GatewayProcess, body: bytes, sent: int) -> dict[str, Any]:
+    """The error where so much of the body is sent."""
+    request = post("/v1/completions", body, "connection: close\r\n")
+    answer = exchange(front, request[: len(request) - len(body) + sent])
+    head, _, told = answer.partition(b"\r\n\r\n")
     assert b" 413 " in head
-    assert error["code"] == "request_too_large"
+    return dict(json.loads(told)["error"])
 
 
-def test_what_a_target_would_refuse_is_not_sent_to_it(front: GatewayProcess) -> None:
+def test_what_a_target_would_refuse_is_not_sent_and_what_none_takes_is_not_even_read(
+    front: GatewayProcess,
+) -> None:
+    assert refused(front, bytes(6 * TAKEN + 1), sent=0)["code"] == "request_too_large"
     body = body_of(prompt="a" * (TAKEN + 1))
-    head, error = answer_to(post(front, len(body), body))
-    assert b" 413 " in head
-    assert error["param"] == "prompt"
-    assert f"which takes {TAKEN}" in error["message"]
+    error = refused(front, body, sent=len(body))
+    assert (error["param"], f"which takes {TAKEN}" in error["message"]) == ("prompt", True)

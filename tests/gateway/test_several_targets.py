@@ -7,26 +7,27 @@ from typing import Any
 import openai
 import pytest
 
-from tests.processes import TargetProcess, gateway, target
+from tests.client.scripted_target import Script, ScriptedTarget, leaving, serve
+from tests.gateway.callers import sdk_of
+from tests.processes import gateway
 from tests.waiting import wait_until
 
-Fleet = tuple[openai.OpenAI, dict[str, TargetProcess]]
+Fleet = tuple[openai.OpenAI, dict[str, ScriptedTarget]]
 
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """Two that serve the same, and one that serves it under another name."""
-    folder = tmp_path_factory.mktemp("fleet")
     with ExitStack() as stack:
-        serving = [
-            stack.enter_context(target(folder / str(i), "--name", name, ready=False))
-            for i, name in enumerate(("twin", "twin", "other"))
+        made = [
+            stack.enter_context(serve(Script(name=n, speculation={"rounds": 1})))
+            for n in ("twin", "twin", "other")
         ]
-        addresses = [each.address for each in serving]
-        front = stack.enter_context(gateway(folder / "gateway", targets=addresses, ready=False))
+        targets = {each.address: each for each in made}
+        folder = tmp_path_factory.mktemp("fleet")
+        front = stack.enter_context(gateway(folder, targets=list(targets)))
         wait_until(lambda: front.log().count("is ready") == 3, front.log)
-        sdk = openai.OpenAI(base_url=front.url + "/v1", api_key="none", max_retries=0)
-        yield stack.enter_context(sdk), {each.address: each for each in serving}
+        yield stack.enter_context(sdk_of(front)), targets
 
 
 def served_by(sdk: openai.OpenAI, prompt: str, model: str = "twin") -> str:
@@ -39,19 +40,12 @@ def test_a_model_is_asked_of_those_who_serve_it(fleet: Fleet) -> None:
     assert {model.id for model in sdk.models.list().data} == {"twin", "other"}
     other = list(targets)[2]
     assert {served_by(sdk, f"Story {i}", "other") for i in range(6)} == {other}
-    assert {served_by(sdk, f"Story {i}") for i in range(12)} == set(targets) - {other}
+    assert {served_by(sdk, f"Story {i}") for i in range(24)} == set(targets) - {other}
 
 
-def test_the_same_beginning_goes_to_the_same_target(fleet: Fleet) -> None:
-    sdk, _ = fleet
-    for i in range(4):
-        assert len({served_by(sdk, f"Beginning {i}") for _ in range(3)}) == 1
-
-
-def test_a_target_that_drains_gets_no_more(fleet: Fleet) -> None:
+def test_the_same_beginning_goes_to_the_same_target_until_that_drains(fleet: Fleet) -> None:
     sdk, targets = fleet
-    first = served_by(sdk, "Of a target that leaves")
-    targets[first].terminate()
-    others = {served_by(sdk, "Of a target that leaves") for _ in range(4)}
-    assert first not in others
-    assert len(others) == 1
+    (first,) = {served_by(sdk, "Of a target that leaves") for _ in range(4)}
+    targets[first].script.refuse = leaving("it drains", 30.0)
+    (second,) = {served_by(sdk, "Of a target that leaves") for _ in range(4)}
+    assert second != first

@@ -55,7 +55,7 @@ def test_a_shape_is_that_of_the_published_model(shape: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "shape", ["llama-3.2-1b", "llama-3.1-8b", "mistral-7b", "olmo2-7b", "qwen2.5-1.5b", "qwen3-4b"]
+    "shape", ["llama-3.2-1b", "mistral-7b", "olmo2-7b", "qwen2.5-1.5b", "qwen3-4b"]
 )
 def test_a_small_one_gives_the_logits_of_transformers(shape: str, tmp_path: Path) -> None:
     folder = write_dense(shape, tmp_path / "model", layers=3, changes=SMALL)
@@ -63,29 +63,18 @@ def test_a_small_one_gives_the_logits_of_transformers(shape: str, tmp_path: Path
     runner = make_runner(folder)
     tokens = Tokenizer(folder, runner.config).encode_chat([{"role": "user", "content": "A lamb?"}])
     logits = runner.forward([Chunk(tokens, 0, [0, 1], len(tokens))])
-    assert logits is not None
     oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.inference_mode():
         expected = oracle(torch.tensor([tokens])).logits[0]
     torch.testing.assert_close(logits, expected, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("shape", ["qwen2.5-1.5b", "qwen3-0.6b"])
-def test_hidden_states_keep_their_size_and_logits_leave_a_choice(
-    shape: str, tmp_path: Path
-) -> None:
-    """With as many layers as the published model has."""
-    folder = write_dense(shape, tmp_path / "model", changes={**SMALL, "vocab_size": 32_000})
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    tokens = torch.randint(5, 4000, (4, 48), generator=torch.Generator().manual_seed(3))
-    with torch.inference_mode():
-        out = model(tokens, output_hidden_states=True)
-    first, *_, last, _ = (float(h.pow(2).mean().sqrt()) for h in out.hidden_states)
-    assert last / first < 4
-    likeliest = out.logits.softmax(dim=-1).max(dim=-1).values
-    assert 0.3 < float(likeliest.mean()) < 0.8
-    following = out.logits.argmax(dim=-1)
-    assert float((following == tokens).float().mean()) < 0.05  # hardly a token follows itself
+def agreement(*folders: Path) -> float:
+    """How often two models say the same after the tokens of a random text."""
+    tokens = torch.randint(5, 4000, (200,), generator=torch.Generator().manual_seed(3)).tolist()
+    chunk = Chunk(tokens, 0, list(range(13)), 200)
+    one, other = (make_runner(folder).forward([chunk]).argmax(dim=-1) for folder in folders)
+    return float((one == other).float().mean())
 
 
 def test_a_noisy_copy_differs_in_every_matrix_and_is_often_right(tmp_path: Path) -> None:
@@ -98,15 +87,16 @@ def test_a_noisy_copy_differs_in_every_matrix_and_is_often_right(tmp_path: Path)
     for name, weight in before.items():
         changed = float((weight != after[name]).float().mean())
         assert changed > 0.7 if weight.dim() > 1 else changed == 0, name
-    tokens = torch.randint(5, 4000, (4, 48), generator=torch.Generator().manual_seed(3))
-    with torch.inference_mode():
-        best = [
-            AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)(tokens).logits.argmax(
-                -1
-            )
-            for path in (source, copy)
-        ]
-    assert 0.55 < float((best[0] == best[1]).float().mean()) < 0.95
+    assert 0.55 < agreement(source, copy) < 0.95
+
+
+def test_the_first_layers_of_a_fading_model_are_a_draft_of_it(tmp_path: Path) -> None:
+    """No weight is zero, and every layer counts: but most of what is drawn is decided early."""
+    changes = {**SMALL, "vocab_size": 8192}
+    whole = write_dense("qwen2.5-1.5b", tmp_path / "whole", layers=8, changes=changes, fading=0.6)
+    assert all(bool((weight != 0).all()) for weight in weights(whole).values())
+    few = write_noisy(whole, tmp_path / "few", layers=2)
+    assert 0.5 < agreement(whole, few) < 0.95
 
 
 def test_a_seed_decides_the_weights(tmp_path: Path) -> None:
@@ -116,17 +106,3 @@ def test_a_seed_decides_the_weights(tmp_path: Path) -> None:
     ]
     assert all(torch.equal(made[0][name], made[1][name]) for name in made[0])
     assert not any(torch.equal(made[0][name], made[2][name]) for name in made[0])
-
-
-def test_the_first_layers_of_a_fading_model_are_a_draft_of_it(tmp_path: Path) -> None:
-    """No weight is zero, and every layer counts: but most of what is drawn is decided early."""
-    changes = {**SMALL, "vocab_size": 8192}
-    whole = write_dense("qwen2.5-1.5b", tmp_path / "whole", layers=8, changes=changes, fading=0.6)
-    assert all(bool((weight != 0).all()) for weight in weights(whole).values())
-    few = write_noisy(whole, tmp_path / "few", layers=2)
-    runners = [make_runner(folder) for folder in (whole, few)]
-    tokens = torch.randint(5, 4000, (200,), generator=torch.Generator().manual_seed(3)).tolist()
-    scores = [runner.forward([Chunk(tokens, 0, list(range(13)), 200)]) for runner in runners]
-    best = [logits.argmax(dim=-1) for logits in scores if logits is not None]
-    right = float((best[0] == best[1]).float().mean())
-    assert 0.5 < right < 0.95

@@ -1,8 +1,14 @@
-"""Sections of the GPU benchmark, as far as they can run without one."""
+"""Sections of the GPU benchmark, as far as they can run without one, and what makes them fail."""
 
 import contextlib
+import json
+import subprocess
+import sys
 import zlib
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,11 +19,17 @@ from ssd_engine.checkpoints.model_store import resolve_model
 from tests.harness import make_runner
 from tools.bench_guessing import COLUMNS, DRAFT, FULL, FULL_HITS, ROUNDS, TOKENS
 from tools.bench_kit import Generated
+from tools.gpu import bench, guesses, report
 from tools.gpu import dense as section
-from tools.gpu import guesses, report
+from tools.gpu import features as features_section
+from tools.gpu import head_comes as coming_section
 from tools.gpu.dense import KINDS, Setting, dense, summaries
+from tools.gpu.features import features
+from tools.gpu.heads import DEPTH, Place, heads, rows_to_tell
 from tools.gpu.options import OPTIONS, PLAIN
+from tools.gpu.report import FAILED
 from tools.gpu.serving import MODES, against
+from tools.gpu.shapes import SHAPES
 
 TINY: dict[str, Any] = dict(
     hidden_size=64,
@@ -74,7 +86,7 @@ def check_dense(rows: report.Rows) -> None:
     for row in checked:
         assert row["texts equal"] == "3 of 3"
         assert row["tokens equal"] == "36 of 36"
-        assert report.FAILED not in row
+        assert FAILED not in row
         if row["mode"] != "ssd":
             assert (row["rejections"] + row["full acceptances"] > 0) == (row["mode"] == "sync")
     assert (beside["draft"], whole["draft"]) == ("noisy copy", "all")
@@ -86,17 +98,17 @@ def test_a_kind_of_round_that_was_never_met_fails_the_section() -> None:
     rows = [{"draft": "a", **all_met, "hits": 0}, {"draft": "b", **all_met, "late": 0}]
     a, b, whole = summaries(rows)
     assert (a["never met"], b["never met"], whole["never met"]) == ("hits", "late", "")
-    assert not any(report.FAILED in row for row in (a, b, whole))
+    assert not any(FAILED in row for row in (a, b, whole))
     _, whole = summaries(rows[:1])
-    assert whole[report.FAILED] == "never met: hits"
+    assert whole[FAILED] == "never met: hits"
 
 
 def test_a_text_that_differs_fails_the_section() -> None:
-    assert report.FAILED not in against([generated(1, 2)], [[1, 2]])
+    assert FAILED not in against([generated(1, 2)], [[1, 2]])
     assert against([generated(1, 2), generated(3)], [[1, 2], [3, 4]]) == {
         "texts equal": "1 of 2",
         "tokens equal": "3 of 3",
-        report.FAILED: "1 texts differ",
+        FAILED: "1 texts differ",
     }
 
 
@@ -106,7 +118,7 @@ def test_a_draft_is_held_against_one_on_the_cpu() -> None:
     few = {name: OPTIONS[name] for name in (PLAIN, "all")}
     rows = guesses.compare(2, 12, draft, few)
     assert [row["options"] for row in rows] == [*few, "rejection", "rejection, all"]
-    assert not any(report.FAILED in row for row in rows)
+    assert not any(FAILED in row for row in rows)
 
 
 @pytest.mark.parametrize(("hits", "tokens", "fails"), [(8, 30, 0), (7, 30, 1), (8, 28, 1)])
@@ -114,4 +126,121 @@ def test_other_guesses_than_the_cpus_fail(hits: int, tokens: int, fails: int) ->
     on_cpu, counted = np.zeros((1, len(COLUMNS))), np.zeros((1, len(COLUMNS)))
     on_cpu[0, [ROUNDS, TOKENS, FULL, FULL_HITS]] = 10, 30, 10, 8
     counted[0, [ROUNDS, TOKENS, FULL, FULL_HITS]] = 10, tokens, 10, hits
-    assert (report.FAILED in guesses._compared(counted, on_cpu)) == fails
+    assert (FAILED in guesses._compared(counted, on_cpu)) == fails
+
+
+# Heads
+
+
+CPU = Place(
+    device="cpu",
+    shape="",
+    row_bytes=3 * 256 * 4,
+    prompts=2,
+    tokens=24,
+    long_prompt=300,
+    repeats=1,
+    has_limits=False,
+)
+
+
+def test_rows_to_tell_are_those_of_committed_tokens() -> None:
+    """All rows of each round are more than that, with usual acceptance."""
+    tokens, prompt, rounds = 128, 20, 40
+    done = [Generated([7] * tokens, 1.0, pb.SpeculationStats(rounds=rounds), prompt=prompt)] * 4
+    least, most = rows_to_tell(done)
+    assert most == 4 * (prompt + tokens - 1)
+    assert least == most - 4 * 2 * (DEPTH + 1)
+    assert 4 * (prompt + rounds * (DEPTH + 1)) > most
+    assert rows_to_tell([Generated([7, 7], 1.0, done[0].stats, cached=16, prompt=20)])[1] == 5
+
+
+@pytest.mark.full  # five services start
+def test_heads_are_rehearsed_on_a_cpu() -> None:
+    rows = heads(CPU)
+    assert not any(FAILED in row for row in rows), rows
+    modes = {row["mode"] for row in rows}
+    assert modes >= {"off", "sync", "ssd", "features late", "a head, as it comes"}
+    assert modes >= {f"ssd, a head, {depth} deep" for depth in (1, 2, DEPTH)}
+
+
+SMALL = {
+    **SHAPES["llama-3.1-8b"],
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 4200,
+}
+SLOW_HOST = features_section.Place(
+    device="cpu",
+    dtype="float32",
+    shape=SMALL,
+    boundaries=(1, 2, 3),
+    draft_vocab=1000,
+    length=256,
+    turns=1,
+    repeats=1,
+    tokens=20,
+    has_limits=False,
+)
+
+
+def test_what_features_cost_is_rehearsed_on_a_cpu() -> None:
+    rows = features(SLOW_HOST)
+    assert not any(FAILED in row for row in rows), rows
+    [told] = [row for row in rows if row["measured"].startswith("rows told")]
+    assert told["off by"] < 1e-4
+
+
+def test_a_head_that_comes_is_rehearsed_on_a_cpu() -> None:
+    rows = coming_section.head_comes(replace(coming_section.REHEARSED, length=256))
+    assert not any(FAILED in row for row in rows), rows
+    assert [row["boundaries"] for row in rows] == ["1 2", "2 3", "0 1"]
+    late = coming_section.Waits([4.0] * 20, [5.0, 25.0], [9.0])
+    assert coming_section._row(coming_section.GPU, late)[FAILED].startswith("streams wait 21.0 ms")
+
+
+# A section that fails says so, and the command does
+
+
+def run_bench(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["bench", *words])
+    with pytest.raises(SystemExit) as ended:
+        bench.main()
+    return int(ended.value.code or 0)
+
+
+@pytest.mark.parametrize(
+    ("rows", "code"), [([{"a": 1}], 0), ([{"a": 1}, {"a": 2, FAILED: "2 is odd"}], 1)]
+)
+def test_a_section_that_fails_is_written_and_has_an_exit_code(
+    rows: report.Rows,
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(bench.SECTIONS, "plain", lambda args: rows)
+    assert run_bench(monkeypatch, "plain", "--out", str(tmp_path), "--commit", "x") == code
+    assert json.loads((tmp_path / "plain.json").read_text())["rows"] == rows
+    printed = capsys.readouterr().out
+    assert "| a |" in printed
+    assert ("plain failed: 2 is odd" in printed) == bool(code)
+
+
+@pytest.mark.parametrize(("codes", "code"), [([0, 0, 0], 0), ([0, 1, 0], 1), ([0, 0, -9], 1)])
+def test_of_several_sections_all_run_and_one_that_fails_is_enough(
+    codes: list[int], code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[str] = []
+
+    def run(command: list[str], check: bool) -> SimpleNamespace:
+        ran.append(command[3])
+        return SimpleNamespace(returncode=codes[len(ran) - 1])
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert run_bench(monkeypatch, "plain", "gap", "tree") == code
+    assert ran == ["plain", "gap", "tree"]

@@ -15,7 +15,7 @@ from tests.waiting import HANG_SECONDS, wait_until
 from tools.gpu import nccl as section
 from tools.gpu import nccl_parts
 from tools.gpu.nccl import PARTS, Part, nccl, preloaded, run_part
-from tools.gpu.nccl_parts import Place, answer_of, planes_up, ranks_started
+from tools.gpu.nccl_parts import Place, answer_of, ranks_started
 from tools.gpu.report import FAILED
 
 TINY: dict[str, Any] = dict(
@@ -40,10 +40,6 @@ open(sys.argv[1] + "/child", "w").write(f"{child.pid}\\n")
 def ran(folder: Path, program: str, seconds: float = HANG_SECONDS) -> list[dict[str, Any]]:
     command = [sys.executable, "-c", f"import subprocess, sys, time\n{program}", str(folder)]
     return run_part(Part("a part", seconds), command, folder, os.environ)
-
-
-def test_a_part_that_is_done_gives_its_rows(tmp_path: Path) -> None:
-    assert ran(tmp_path, WRITES) == [{"part": "a part", "found": 1}]
 
 
 def test_a_part_that_fails_keeps_what_it_has_found(tmp_path: Path) -> None:
@@ -89,10 +85,6 @@ def test_without_ranks_that_share_a_gpu_nothing_else_is_tried(
     assert tried == ["models"]
 
 
-def test_every_part_can_be_run() -> None:
-    assert [part.name for part in PARTS] == list(nccl_parts.PARTS)
-
-
 def test_the_section_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """One part hangs until its limit: what there is no time for is named."""
     now, limits = 0.0, {}
@@ -106,37 +98,26 @@ def test_the_section_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(section, "mps", contextlib.nullcontext)
     monkeypatch.setattr(section, "run_part", hangs)
     rows = nccl(None, clock=lambda: now)
-    assert [row["part"] for row in rows] == [part.name for part in PARTS]
+    assert [row["part"] for row in rows] == [part.name for part in PARTS] == [*nccl_parts.PARTS]
     assert now <= section.SECTION_SECONDS
     assert min(limits.values()) >= section.LEAST_SECONDS
     late = [row for row in rows if FAILED in row]
     assert [row["part"] for row in late] == [part.name for part in PARTS[len(limits) :]]
 
 
-def test_a_rank_that_fails_is_named_by_its_last_words(tmp_path: Path) -> None:
+def test_a_rank_that_fails_is_named_by_its_last_words_and_one_that_hangs_at_its_exit_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nccl_parts, "EXIT_SECONDS", 0.0)
     answers = multiprocessing.get_context("spawn").SimpleQueue()
     with ranks_started(sys.exit, [("there is no GPU 7",)], tmp_path) as started:
         found = answer_of(started, answers, tmp_path)
     assert found == {FAILED: "rank 0 ended with code 1: there is no GPU 7"}
-
-
-def test_a_rank_that_hangs_at_its_exit_is_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After its answer was told."""
-    monkeypatch.setattr(nccl_parts, "EXIT_SECONDS", 0.0)
-    answers = multiprocessing.get_context("spawn").SimpleQueue()
-    answers.put({"found": 1})
+    answers.put({"found": 1})  # told before it hangs
     with ranks_started(time.sleep, [(1000,)], tmp_path) as started:
         assert answer_of(started, answers, tmp_path) == {"found": 1}
         assert started[0].is_alive()
     assert not started[0].is_alive()
-
-
-def test_planes_are_counted_by_the_log() -> None:
-    log = "nccl receiver of draft_distributions 1 is up\ntcp sender of features 2 is up\n"
-    assert planes_up(2 * log, "features") == ["tcp", "tcp"]
-    assert planes_up(log, "draft_distributions") == ["nccl"]
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PROTOS = ROOT / "protos"
 IMAGE = PROTOS / "ssd.binpb"
+RELEASED = ROOT / "tests/wire/released/ssd-v1-0.1.binpb"
 BUF = Path(sys.executable).with_name("buf")
 
 
@@ -22,8 +23,9 @@ def test_the_contract_is_lint_clean() -> None:
     assert result.returncode == 0, result.stdout
 
 
-def test_the_contract_breaks_no_promise_of_the_committed_image() -> None:
-    result = buf("breaking", "--against", str(IMAGE))
+@pytest.mark.parametrize("image", [IMAGE, RELEASED], ids=["committed", "released"])
+def test_the_contract_keeps_what_was_promised(image: Path) -> None:
+    result = buf("breaking", "--against", str(image))
     assert result.returncode == 0, result.stdout
 
 

@@ -2,7 +2,9 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -14,10 +16,22 @@ SOURCES = {
     "ssd_client": ROOT / "client",
     "ssd_gateway": ROOT / "services/gateway",
 }
-Graph = dict[str, set[str]]
 
 
-def modules() -> dict[str, Path]:
+@dataclass(frozen=True)
+class Module:
+    """What is in a file: names that it imports, as `module` or `module.name`, and classes that are
+    not private to it."""
+
+    imports: frozenset[str]
+    classes: frozenset[str]
+
+    def imports_any(self, *packages: str) -> bool:
+        return any(each.partition(".")[0] in packages for each in self.imports)
+
+
+@cache
+def modules() -> Mapping[str, Path]:
     found = {}
     for name, source in SOURCES.items():
         for file in (source / name).rglob("*.py"):
@@ -26,43 +40,40 @@ def modules() -> dict[str, Path]:
     return found
 
 
-def imports(file: Path) -> Iterator[str]:
-    """Everything that a file imports anywhere in it, as `module` or `module.name`."""
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+@cache
+def parsed(module: str) -> Module:
+    nodes = list(ast.walk(ast.parse(modules()[module].read_text())))
+    plain = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    of_modules = [
+        f"{node.module}.{alias.name}"
+        for node in nodes
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level
+        for alias in node.names
+    ]
+    classes = [node.name for node in nodes if isinstance(node, ast.ClassDef)]
+    public = frozenset(name for name in classes if not name.startswith("_"))
+    return Module(frozenset(plain + of_modules), public)
 
 
-def module_graph() -> Graph:
-    known = modules()
-    graph: Graph = {}
-    for name, file in known.items():
-        asked = (each if each in known else each.rpartition(".")[0] for each in imports(file))
-        graph[name] = {each for each in asked if each in known} - {name}
-    return graph
+@cache
+def module_graph() -> Mapping[str, frozenset[str]]:
+    known = modules().keys()
+    names = {
+        name: {each if each in known else each.rpartition(".")[0] for each in parsed(name).imports}
+        for name in known
+    }
+    return {name: frozenset(others & known - {name}) for name, others in names.items()}
 
 
-def cycle_in(graph: Graph) -> list[str]:
-    """One cycle, if there is any."""
-    done: set[str] = set()
-
-    def visit(node: str, path: list[str]) -> list[str]:
-        if node in path:
-            return [*path[path.index(node) :], node]
-        if node in done:
-            return []
-        for other in sorted(graph.get(node, ())):
-            if found := visit(other, [*path, node]):
-                return found
-        done.add(node)
-        return []
-
-    for node in sorted(graph):
-        if found := visit(node, []):
-            return found
-    return []
+def below(module: str) -> set[str]:
+    """The module, and what it imports through others."""
+    ahead, seen = [module], set()
+    while ahead:
+        name = ahead.pop()
+        if name not in seen:
+            seen.add(name)
+            ahead += module_graph()[name]
+    return seen
 
 
 def layers(text: str) -> list[list[str]]:
@@ -74,15 +85,4 @@ def layers(text: str) -> list[list[str]]:
 
 def package_of(module: str, packages: list[str]) -> str:
     """The longest name in the table that a module lies in."""
-    within = [each for each in packages if module == each or module.startswith(f"{each}.")]
-    return max(within, key=len)
-
-
-def class_names() -> dict[str, list[str]]:
-    """Where each class is defined that is not private to its module."""
-    found: dict[str, list[str]] = {}
-    for name, file in modules().items():
-        for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                found.setdefault(node.name, []).append(name)
-    return found
+    return max((each for each in packages if f"{module}.".startswith(f"{each}.")), key=len)

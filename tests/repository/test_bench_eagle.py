@@ -1,5 +1,7 @@
 """When `make bench-eagle` fails. That it runs is tested in ``test_readme.py``."""
 
+import pytest
+
 from ssd.v1 import target_pb2 as pb
 from tools.bench_eagle import ENOUGH_ROUNDS, HEAD, Asked, problems
 from tools.bench_kit import Generated
@@ -8,25 +10,25 @@ ASKED = Asked(["a"], 240, 3, 0.0)
 TOKENS = list(range(3 * ENOUGH_ROUNDS + 1))
 
 
+OTHERS, CACHED = "not plain decoding's", "found in the prefix cache"
+
+
 def generated(rounds: int, tokens: list[int] = TOKENS, cached: int = 0) -> list[Generated]:
     return [Generated(tokens, 1.0, pb.SpeculationStats(rounds=rounds), "", cached)]
 
 
-def found(sync: list[Generated], offline: float = 3.0) -> list[str]:
-    return list(problems(HEAD, ASKED, {"off": generated(0), "sync": sync}, offline))
-
-
-def test_sync_may_be_three_percent_off_the_offline_evaluation() -> None:
-    assert found(generated(ENOUGH_ROUNDS)) == []
-    assert found(generated(ENOUGH_ROUNDS + 1)) == []
-    [problem] = found(generated(ENOUGH_ROUNDS + 3))
-    assert problem.endswith("sync has 2.857 tokens a round, offline it is 3.000")
-
-
-def test_few_rounds_tell_little() -> None:
-    assert found(generated(ENOUGH_ROUNDS - 1), offline=2.0) == []
-
-
-def test_other_texts_and_cached_prompts_are_named() -> None:
-    assert "not plain decoding's" in found(generated(ENOUGH_ROUNDS, TOKENS[::-1]))[0]
-    assert "found in the prefix cache" in found(generated(ENOUGH_ROUNDS, cached=16))[0]
+@pytest.mark.parametrize(
+    ("sync", "offline", "said"),
+    [
+        (generated(ENOUGH_ROUNDS), 3.0, ""),
+        (generated(ENOUGH_ROUNDS + 1), 3.0, ""),  # up to three percent
+        (generated(ENOUGH_ROUNDS + 3), 3.0, "2.857 tokens a round, offline it is 3.000"),
+        (generated(ENOUGH_ROUNDS - 1), 2.0, ""),  # few rounds tell little
+        (generated(ENOUGH_ROUNDS, TOKENS[::-1]), 3.0, OTHERS),
+        (generated(ENOUGH_ROUNDS, cached=16), 3.0, CACHED),
+    ],
+)
+def test_what_is_wrong_is_named(sync: list[Generated], offline: float, said: str) -> None:
+    found = list(problems(HEAD, ASKED, {"off": generated(0), "sync": sync}, offline))
+    assert bool(found) == bool(said)
+    assert said in "".join(found[:1])

@@ -27,19 +27,13 @@ def cells(name: str, table: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_bytes_of_a_head(name: str) -> None:
-    _, width, heads, inner, vocabulary = SHAPES[name]
+def test_bytes_of_a_head_and_of_its_features(name: str) -> None:
+    layers, width, heads, inner, vocabulary = SHAPES[name]
     attention = 2 * width * 128 * (heads + 2 * 8) + 128 * heads * width
     step = attention + 3 * width * inner + DRAFTED * width
-    combined = BOUNDARIES * width * width
-    figures = [f"{BF16 * each / 1e9:.2f} GB" for each in
-               (step, step + combined, vocabulary * width)]  # fmt: skip
+    read = (step, step + BOUNDARIES * width * width, vocabulary * width)
+    figures = [f"{BF16 * each / 1e9:.2f} GB" for each in read]
     assert cells(name, "| a round reads |")[2:] == figures
-
-
-@pytest.mark.parametrize("name", SHAPES)
-def test_bytes_of_features(name: str) -> None:
-    layers, width, *_ = SHAPES[name]
     token, kv = BOUNDARIES * width * BF16, layers * KV_TOKEN
     assert cells(name, "| features of a token |") == [
         f"{token:,} bytes",

@@ -1,4 +1,5 @@
-"""Every command in README.md and docs/benchmarks.md is run here, or by the test named here."""
+"""What README.md and docs/benchmarks.md print is run here, or by the test named here; commands of
+services and of the client: by ``test_guides.py``."""
 
 import json
 import re
@@ -15,17 +16,14 @@ from ssd_client.cli import cli as client_cli
 from ssd_draft.cli import main as draft_cli
 from ssd_target.cli import main as target_cli
 from ssd_target.cli import serve
-from tests.processes import GatewayProcess, TargetProcess, TracedPair
+from tests.processes import GatewayProcess, TracedPair
 from tests.processes import gateway as start_gateway
+from tests.repository.test_guides import PAGES, ROOT, commands
+from tests.suite.scale import full_only
 from tests.suite.tools import needs_tool
 
-ROOT = Path(__file__).resolve().parents[2]
-README = (ROOT / "README.md").read_text()
-FIGURES = (ROOT / "docs/benchmarks.md").read_text()
-OPERATORS = (ROOT / "docs/operate.md").read_text()
-SERVING = (ROOT / "docs/serve.md").read_text()
+README, FIGURES = PAGES["README.md"], PAGES["docs/benchmarks.md"]
 BIN = Path(sys.executable).parent
-SERVERS = ("ssd-target serve ", "ssd-draft serve ")
 SMALL = ("--shape", "hidden=256,ff=1024,layers=8")
 # As short as can be, and what the output must say.
 BENCHES = {
@@ -65,14 +63,8 @@ ELSEWHERE = {
 }
 
 
-def commands() -> list[str]:
-    blocks = re.findall(r"```sh\n(.*?)```", README + FIGURES, re.DOTALL)
-    lines = [re.sub(r"\s+#.*", "", line) for block in blocks for line in block.splitlines()]
-    return [line for line in lines if line.strip()]
-
-
 LONG = 1800  # seconds: a benchmark on cores that others use, too
-CLIENT_COMMANDS = [each for each in commands() if each.startswith("ssd-client")]
+PRINTED = commands(README + FIGURES)
 
 
 def run(*command: str, timeout: float = 280) -> subprocess.CompletedProcess[str]:
@@ -81,15 +73,9 @@ def run(*command: str, timeout: float = 280) -> subprocess.CompletedProcess[str]
     )
 
 
-@pytest.fixture(scope="module")
-def servers(traced_pair: TracedPair, lone_target: TargetProcess) -> list[TargetProcess]:
-    """Stand where the README says 127.0.0.1:7410 and :7430, on ports that are free."""
-    return [traced_pair[0], lone_target]
-
-
 def test_the_first_two_commands_are_the_demo_and_the_tests() -> None:
-    assert commands()[:2] == ["make demo", "make test"]
-    assert (ROOT / ".ci/run").read_text().strip().endswith("make check\nmake test")
+    assert PRINTED[:2] == ["make demo", "make test"]
+    assert re.search(r"make check\nSSD_TEST_NEEDS=\S+ make test\b", (ROOT / ".ci/run").read_text())
 
 
 def test_it_is_short() -> None:
@@ -102,17 +88,15 @@ def test_it_is_short() -> None:
 
 
 def test_nothing_is_left_to_fill_in() -> None:
-    for page in (README, FIGURES, OPERATORS, SERVING):
-        assert "@@" not in page
+    assert [name for name, page in PAGES.items() if "@@" in page] == []
 
 
 def test_every_command_is_known() -> None:
-    benches = ("make bench", *(f"make {target_of(name)}" for name in BENCHES))
-    for command in commands():
-        known = command in ELSEWHERE or command in ("make demo", "make report", *benches)
-        assert known or command.startswith(("ssd-client ", "curl ", *SERVERS)), command
-    named = re.findall(r"\b(make bench[\w-]*)", README + FIGURES)
-    assert set(named) == set(benches)
+    benches = {"make bench", *(f"make {target_of(name)}" for name in BENCHES)}
+    known = {*ELSEWHERE, "make demo", "make report", *benches}
+    programs = ("ssd-client ", "curl ", "ssd-target serve ", "ssd-draft serve ")
+    assert [each for each in PRINTED if each not in known and not each.startswith(programs)] == []
+    assert set(re.findall(r"\b(make bench[\w-]*)", README + FIGURES)) == benches
 
 
 def test_a_figure_of_speed_is_on_the_page_of_benchmarks() -> None:
@@ -123,9 +107,15 @@ def test_a_figure_of_speed_is_on_the_page_of_benchmarks() -> None:
     assert figures <= set(re.findall(number, FIGURES))
 
 
-def test_the_demo_tells_one_story_in_every_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+SMALLER = ("GROWN=hidden=512", "GROWN_DRAFT=hidden=256")  # what is grown less is sooner loaded
+
+
+@pytest.mark.parametrize("sizes", [full_only(()), SMALLER])
+def test_the_demo_tells_one_story_in_every_mode(
+    monkeypatch: pytest.MonkeyPatch, sizes: tuple[str, ...]
+) -> None:
     monkeypatch.setenv("SSD_CLIENT_RACE_MAX_TOKENS", "24")  # as printed, but for its length
-    result = run("make", "--silent", "demo", f"VENV={BIN.parent}")
+    result = run("make", "--silent", "demo", f"VENV={BIN.parent}", *sizes)
     assert result.returncode == 0, result.stderr
     lanes = re.findall(r"^(\w[\w ]*): [\d.]+ tokens/s · 24 tokens", result.stderr, re.MULTILINE)
     assert lanes == ["off on one core", "sync", "ssd", "off on both"]
@@ -135,11 +125,11 @@ def test_the_demo_tells_one_story_in_every_mode(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture(scope="module")
 def gateway(
-    servers: list[TargetProcess], tmp_path_factory: pytest.TempPathFactory
+    traced_pair: TracedPair, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[GatewayProcess]:
     """Stands where the README says http://127.0.0.1:8000."""
     folder = tmp_path_factory.mktemp("gateway")
-    with start_gateway(folder, targets=[servers[0].address]) as process:
+    with start_gateway(folder, targets=[traced_pair[0].address]) as process:
         yield process
 
 
@@ -150,16 +140,11 @@ def test_one_command_serves_the_pair_and_a_gateway() -> None:
 
 @needs_tool("curl")
 def test_curl_and_the_client_get_one_text(gateway: GatewayProcess) -> None:
-    (curl,) = [c for c in commands() if c.startswith("curl ")]
-    (client,) = [c for c in CLIENT_COMMANDS if "--url" in c]
-    texts = []
-    for command in (curl, client):
-        words = shlex.split(command.replace("http://127.0.0.1:8000", gateway.url))
-        program = str(BIN / words[0]) if command is client else words[0]
-        done = run(program, *words[1:])
-        assert done.returncode == 0, done.stderr
-        texts.append(done.stdout.removesuffix("\n"))
-    assert json.loads(texts[0])["choices"][0]["text"] == texts[1]
+    printed = [each for each in PRINTED if each.startswith("curl ") or "--url" in each]
+    words = [shlex.split(each.replace("http://127.0.0.1:8000", gateway.url)) for each in printed]
+    curl, client = run(*words[0]), run(str(BIN / words[1][0]), *words[1][1:])
+    assert (curl.returncode, client.returncode) == (0, 0), curl.stderr + client.stderr
+    assert json.loads(curl.stdout)["choices"][0]["text"] == client.stdout.removesuffix("\n")
 
 
 def test_the_sdk_works_as_printed(
@@ -170,38 +155,12 @@ def test_the_sdk_works_as_printed(
     assert len(capsys.readouterr().out) > 100
 
 
-@pytest.mark.parametrize(
-    "command", [c for c in CLIENT_COMMANDS if "--local" not in c and "--url" not in c]
-)
-def test_a_client_command_works_as_printed(command: str, servers: list[TargetProcess]) -> None:
-    words = shlex.split(command)
-    if "--target" not in words:
-        words += ["--target", "127.0.0.1:7410"]
-    if "--max-tokens" in words:  # as printed, but for the length of the text
-        words[words.index("--max-tokens") + 1] = "20"
-    elif words[1] == "generate":
-        words += ["--max-tokens", "20"]
-    addresses = {"127.0.0.1:7410": servers[0].address, "127.0.0.1:7430": servers[1].address}
-    check_prints(*(addresses.get(word, word) for word in words))
-
-
 @pytest.mark.full  # make demo starts the same services by the same flag
-@pytest.mark.parametrize("command", [c for c in CLIENT_COMMANDS if "--local" in c])
+@pytest.mark.parametrize("command", [each for each in PRINTED if "--local" in each])
 def test_a_local_command_works_as_printed(command: str) -> None:
-    check_prints(*shlex.split(command))
-
-
-def check_prints(program: str, *words: str) -> None:
+    program, *words = shlex.split(command)
     result = run(str(BIN / program), *words)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.strip()
-
-
-@pytest.mark.parametrize("command", [c for c in commands() if c.startswith(SERVERS)])
-def test_a_server_command_is_valid_as_printed(command: str) -> None:
-    words = shlex.split(command)
-    result = run(str(BIN / words[0]), *words[1:], "--check-config")
-    assert result.returncode == 0, result.stderr
+    assert (result.returncode, bool(result.stdout.strip())) == (0, True), result.stderr
 
 
 @pytest.mark.full
@@ -254,36 +213,21 @@ def test_the_picture_is_drawn_from_data_that_is_here(tmp_path: Path) -> None:
     assert f"]({committed.relative_to(ROOT)})" in README
 
 
-def test_the_metrics_that_are_named_exist() -> None:
-    shared = (ROOT / "services/serving/ssd_serving/observability/metrics.py").read_text()
-    target = shared + (ROOT / "services/target/ssd_target/front/metrics.py").read_text()
-    draft = (ROOT / "services/draft/ssd_draft/front/metrics.py").read_text()
-    target += (ROOT / "services/gateway/ssd_gateway/metrics.py").read_text()
-    names = re.findall(r"`(ssd_\w+)`", README + OPERATORS)
-    assert len(names) > 5
-    for name in names:
-        stem = name.removesuffix("_total")
-        bare = stem.removeprefix("ssd_draft_")
-        assert f'"{stem}"' in target if stem == bare else f'"{bare}"' in draft, name
-
-
 def flags_of(command: click.Command) -> set[str]:
+    """And of the commands below it."""
     flags = {flag for each in command.params for flag in (*each.opts, *each.secondary_opts)}
     if isinstance(command, click.Group):
         context = click.Context(command)
-        for name in command.list_commands(context):
-            below = command.get_command(context, name)
-            assert below is not None
-            flags |= flags_of(below)
+        own = [command.get_command(context, name) for name in command.list_commands(context)]
+        flags = flags.union(*(flags_of(each) for each in own if each is not None))
     return flags
 
 
-def flags_in(page: str) -> list[str]:
-    return re.findall(r"`(--[a-z-]+)", page)
-
-
 def test_the_flags_that_are_named_exist() -> None:
-    assert len(set(flags_in(OPERATORS))) > 40
-    assert set(flags_in(OPERATORS)) <= flags_of(serve) | {"--help"}
-    known = set[str]().union(*map(flags_of, (target_cli, draft_cli, client_cli)))
-    assert set(flags_in(README + SERVING + FIGURES)) <= known
+    operators, rest = (
+        set(re.findall(r"`(--[a-z-]+)", text))
+        for text in (PAGES["docs/operate.md"], README + FIGURES + PAGES["docs/serve.md"])
+    )
+    assert len(operators) > 40
+    assert operators <= flags_of(serve) | {"--help"}
+    assert rest <= flags_of(target_cli) | flags_of(draft_cli) | flags_of(client_cli)

@@ -1,8 +1,12 @@
 """The tests' own runner: nothing is lost between the process that collects and those that run."""
 
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from tests.suite.tiers import PROCESSES, PURE, TORCH, tier_of
 
@@ -38,47 +42,108 @@ def test_ends_badly(request):
 """
 
 
-def run(folder: Path, *options: str) -> "subprocess.CompletedProcess[str]":
+WANTS = """
+import pytest
+from tests.suite.tools import needs_tool
+
+@pytest.fixture
+def broken():
+    raise RuntimeError("the tool is looked for before any fixture")
+
+@needs_tool("frobnicator", "no-such-program", "nor-this-one")
+@pytest.mark.parametrize("n", [1, 2])
+def test_wants_one(n, broken):
+    pass
+
+@needs_tool("sh")
+def test_has_one():
+    pass
+"""
+
+
+def run(folder: Path, *options: str, **variables: str) -> tuple[int, str]:
     command = [sys.executable, "-m", "pytest", "--rootdir", str(folder), "-p", "no:cacheprovider"]
-    return subprocess.run(
-        [*command, *options, str(folder)],
+    done = subprocess.run(
+        [*command, "-rA", *options, str(folder)],
         cwd=folder,
-        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
+        env={"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], **variables},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=200,
     )
+    return done.returncode, done.stdout + done.stderr
 
 
-def test_forked_workers_tell_what_a_single_process_would(tmp_path: Path) -> None:
+@pytest.fixture
+def kinds(tmp_path: Path) -> Path:
+    """Tests of all kinds, and what runs them in workers."""
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_kinds.py").write_text(ALL_KINDS)
-    (tmp_path / "test_more.py").write_text("def test_more(): pass\n" * 1)
-    done = run(tmp_path, "--workers", "2", "-rA")
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "2 failed, 4 passed, 1 skipped, 1 warning, 1 error" in done.stdout
-    assert "as told" in done.stdout
-    assert "the worker ended with exit code 3, in test_kinds.py::test_crashes" in done.stdout
-    assert "be warned" in done.stdout
-    assert "ZeroDivisionError" in done.stdout
-    assert (tmp_path / "made").read_text() == "xx"  # once more for what the crash had left
+    (tmp_path / "test_more.py").write_text("def test_more(): pass\n")
+    return tmp_path
 
 
-def test_the_first_failure_may_end_the_run(tmp_path: Path) -> None:
-    (tmp_path / "conftest.py").write_text(CONFTEST)
-    (tmp_path / "test_kinds.py").write_text(ALL_KINDS)
-    done = run(tmp_path, "--workers", "2", "--exitfirst")
-    assert done.returncode == 1 or done.returncode == 2
-    assert "stopping after 1 failures" in done.stdout
-    assert "test_crashes" not in done.stdout
+def test_forked_workers_tell_what_a_single_process_would(kinds: Path) -> None:
+    code, said = run(kinds, "--workers", "2")
+    assert code == 1, said
+    for words in (
+        "2 failed, 4 passed, 1 skipped, 1 warning, 1 error",
+        "as told",
+        "the worker ended with exit code 3, in test_kinds.py::test_crashes",
+        "be warned",
+        "ZeroDivisionError",
+    ):
+        assert words in said
+    assert (kinds / "made").read_text() == "xx"  # once more for what the crash had left
+
+
+def test_the_first_failure_may_end_the_run(kinds: Path) -> None:
+    code, said = run(kinds, "--workers", "2", "--exitfirst")
+    assert code in (1, 2)
+    assert "stopping after 1 failures" in said
+    assert "test_crashes" not in said
+
+
+def test_what_was_skipped_for_want_of_a_tool_and_what_it_took_is_said_last(tmp_path: Path) -> None:
+    (tmp_path / "test_wants.py").write_text(WANTS)
+    code, said = run(tmp_path, "-p", "tests.conftest", SSD_MAKE_BEGUN="0.0 0 0 0")
+    assert code == 0, said
+    *_, line, took, counts = said.strip().splitlines()
+    assert line == "2 skipped: needs frobnicator (2)"
+    one = r"\d+ min \d+ s, \d+ CPU-seconds of this machine"
+    assert re.fullmatch(f"tests: {one}; in all: {one}", took)
+    assert "1 passed, 2 skipped" in counts
+
+
+@pytest.mark.parametrize("variable", ["SSD_TEST_FULL=1", "SSD_TEST_NEEDS=Chromium,frobnicator"])
+def test_a_missing_tool_that_is_needed_is_a_failure_that_names_it(
+    tmp_path: Path, variable: str
+) -> None:
+    (tmp_path / "test_wants.py").write_text(WANTS)
+    code, said = run(tmp_path, "-p", "tests.conftest", **dict([variable.split("=")]))
+    assert code == 1
+    assert "needs frobnicator: none of no-such-program, nor-this-one is on PATH" in said
+    assert "2 errors" in said
+    assert "RuntimeError" not in said
+
+
+@pytest.mark.parametrize("target", ["test", "test-full"])
+def test_make_runs_all_tests_at_once_and_shows_the_ten_slowest(target: str) -> None:
+    command = ["make", "--dry-run", "--no-print-directory", target, f"VENV={sys.prefix}"]
+    planned = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60).stdout
+    (line,) = [line for line in planned.splitlines() if "pytest" in line]
+    assert "--durations 10" in line
+    assert ("SSD_TEST_FULL=1" in line) == (target == "test-full")
 
 
 def test_a_file_has_the_tier_of_what_it_imports() -> None:
-    tests = ROOT / "tests"
-    assert tier_of(tests / "target/scheduling/test_scheduler.py") == PURE
-    assert tier_of(tests / "engine/sampling/test_sampler.py") == TORCH
-    assert tier_of(tests / "gateway/test_openai_sdk.py") == PROCESSES  # by a conftest
-    assert tier_of(Path(__file__)) == PROCESSES
+    tiers = {
+        "target/scheduling/test_scheduler.py": PURE,
+        "engine/sampling/test_sampler.py": TORCH,
+        "gateway/test_openai_sdk.py": PROCESSES,  # by a conftest
+        "repository/test_suite.py": PROCESSES,
+    }
+    assert {file: tier_of(ROOT / "tests" / file) for file in tiers} == tiers
 
 
 def test_pure_tests_load_no_torch() -> None:

@@ -48,7 +48,9 @@ class Authority:
         names = x509.SubjectAlternativeName([_host(host) for host in hosts])
         builder = _builder(_name(name), self._name, key, valid).add_extension(names, False)
         cert = builder.sign(self._key, hashes.SHA256())
-        return Pair(cert.public_bytes(PEM), _pem(key))
+        plain = serialization.NoEncryption()
+        private = key.private_bytes(PEM, serialization.PrivateFormat.PKCS8, plain)
+        return Pair(cert.public_bytes(PEM), private)
 
 
 def replace(path: Path, data: bytes) -> None:
@@ -86,7 +88,3 @@ def _host(host: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         return x509.DNSName(host)
-
-
-def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())

@@ -1,6 +1,5 @@
 """Mutual TLS and tokens between real processes: who is let in, who is not, and with which code."""
 
-import contextlib
 import datetime
 import json
 import re
@@ -9,7 +8,7 @@ import ssl
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import grpc
 import pytest
@@ -18,12 +17,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 
 from ssd.v1 import (
-    speculation_pb2,
-    speculation_pb2_grpc,
     target_pb2,
     target_pb2_grpc,
-    trace_pb2,
-    trace_pb2_grpc,
 )
 from tests.process_tree import engine_held
 from tests.processes import ServiceProcess, collect
@@ -63,8 +58,8 @@ def services(guarded: Guarded) -> Guarded:
     return guarded
 
 
-def link_state(guarded: Guarded) -> str:
-    with guarded.channel(guarded.target.address, TOKENS["user"]) as channel:
+def link_state(guarded: Guarded, token: str = TOKENS["user"]) -> str:
+    with guarded.channel(guarded.target.address, token) as channel:
         stub = target_pb2_grpc.TargetServiceStub(channel)
         info = stub.GetModelInfo(target_pb2.GetModelInfoRequest(), timeout=SECONDS)
     return str(info.speculation_endpoints[0].state)
@@ -104,52 +99,47 @@ def test_the_clients_commands_reach_guarded_services(services: Guarded) -> None:
     seen = json.loads(both.stdout)["services"]
     assert [each["role"] for each in seen] == ["target", "draft"]
     assert [each["health"] for each in seen] == ["ready", "ready"]
-    wrong = client_command(services, "info", *services.flags("link"))
-    assert wrong.returncode == 2
-    assert "role generate" in wrong.stderr
 
 
-class TestCertificates:
-    def refused(
-        self, services: Guarded, client: Pair | None = None, ca: bytes | None = None
-    ) -> None:
-        for service in (services.target, services.draft):
-            with services.channel(service.address, TOKENS["admin"], client, ca) as channel:
-                assert refusal(lambda: generate(channel))[0] is Code.UNAVAILABLE
+def strangers(guarded: Guarded, address: str) -> Iterator[grpc.Channel]:
+    """Whose certificate is not right, with a token that is."""
+    ca, mine = guarded.authority.cert, guarded.client
+    another = Authority("another")
+    yield guarded.channel(address, TOKENS["admin"], another.sign("client"))
+    old = guarded.authority.sign("client", valid=-datetime.timedelta(days=1))
+    yield guarded.channel(address, TOKENS["admin"], old)
+    yield grpc.secure_channel(address, grpc.ssl_channel_credentials(ca))
+    yield grpc.insecure_channel(address)
+    yield guarded.channel(address, TOKENS["admin"], ca=another.cert)  # it is the client who refuses
+    credentials = grpc.ssl_channel_credentials(ca, mine.key, mine.cert)
+    other_host = [("grpc.ssl_target_name_override", "other.example.org")]
+    yield grpc.secure_channel(address, credentials, other_host)
 
-    def test_of_another_authority_are_refused(self, services: Guarded) -> None:
-        self.refused(services, Authority("another").sign("client"))
 
-    def test_that_have_expired_are_refused(self, services: Guarded) -> None:
-        old = services.authority.sign("client", valid=-datetime.timedelta(days=1))
-        self.refused(services, old)
+def test_a_certificate_that_is_wrong_expired_missing_or_of_another_host_is_refused(
+    services: Guarded,
+) -> None:
+    for service in (services.target, services.draft):
+        for channel in strangers(services, service.address):
+            with channel:
+                assert refusal(lambda: generate(channel))[0] is Code.UNAVAILABLE  # noqa: B023
 
-    def test_that_are_missing_are_refused(self, services: Guarded) -> None:
-        for service in (services.target, services.draft):
-            credentials = grpc.ssl_channel_credentials(services.authority.cert)
-            with grpc.secure_channel(service.address, credentials) as channel:
-                assert refusal(lambda: generate(channel))[0] is Code.UNAVAILABLE
-            with grpc.insecure_channel(service.address) as channel:
-                assert refusal(lambda: generate(channel))[0] is Code.UNAVAILABLE
 
-    def test_of_a_server_that_nobody_knows_are_refused_by_the_client(
-        self, services: Guarded
-    ) -> None:
-        self.refused(services, ca=Authority("another").cert)
-
-    def test_are_made_out_to_a_host(self, services: Guarded) -> None:
-        """A good certificate of another host is a wrong one."""
-        pair = services.client
-        credentials = grpc.ssl_channel_credentials(services.authority.cert, pair.key, pair.cert)
-        options = [("grpc.ssl_target_name_override", "other.example.org")]
-        with grpc.secure_channel(services.target.address, credentials, options) as channel:
-            assert refusal(lambda: generate(channel))[0] is Code.UNAVAILABLE
+OF_TARGET = ("Generate", "GetModelInfo", "Tokenize", "Detokenize")
+METHODS = [("target", f"/ssd.v1.TargetService/{name}") for name in OF_TARGET]
+METHODS += [
+    ("draft", f"/ssd.v1.SpeculationService/{name}") for name in ("GetDraftInfo", "Speculate")
+]
+CLOCK = "/ssd.v1.TraceService/GetClock"
+OTHER_ROLE = {"target": TOKENS["link"], "draft": TOKENS["user"]}
 
 
 class TestTokens:
-    def call(self, services: Guarded, token: str | None) -> tuple[grpc.StatusCode, str]:
-        with services.channel(services.target.address, token) as channel:
-            return refusal(lambda: generate(channel))
+    def call(self, services: Guarded, role: str, method: str, token: str | None) -> list[bytes]:
+        """Any method, with an empty message."""
+        service = services.target if role == "target" else services.draft
+        with services.channel(service.address, token) as channel:
+            return list(channel.stream_stream(method)(iter([b""]), timeout=SECONDS))
 
     @pytest.mark.parametrize(
         ("token", "code", "words"),
@@ -163,74 +153,20 @@ class TestTokens:
     def test_that_are_missing_wrong_expired_or_of_another_role_are_refused(
         self, services: Guarded, token: str | None, code: grpc.StatusCode, words: str
     ) -> None:
-        got, details = self.call(services, token)
+        got, details = refusal(lambda: self.call(services, *METHODS[0], token))
         assert got is code
         assert words in details
 
-    def test_are_needed_for_every_method_of_a_target(self, services: Guarded) -> None:
-        expected = {None: Code.UNAUTHENTICATED, TOKENS["link"]: Code.PERMISSION_DENIED}
-        for token, code in expected.items():
-            with services.channel(services.target.address, token) as channel:
-                stub = target_pb2_grpc.TargetServiceStub(channel)
-                for method, message in (
-                    (stub.GetModelInfo, target_pb2.GetModelInfoRequest()),
-                    (stub.Tokenize, target_pb2.TokenizeRequest(text="Once")),
-                    (stub.Detokenize, target_pb2.DetokenizeRequest()),
-                ):
-                    assert refusal(lambda: method(message, timeout=SECONDS))[0] is code  # noqa: B023
-        with services.channel(services.target.address, TOKENS["small"]) as channel:
-            stub = target_pb2_grpc.TargetServiceStub(channel)
-            assert stub.Tokenize(target_pb2.TokenizeRequest(text="Once")).token_ids
-            long = target_pb2.TokenizeRequest(text="Once " * 1000)
-            code, details = refusal(lambda: stub.Tokenize(long, timeout=SECONDS))
-            assert code is Code.INVALID_ARGUMENT
-            assert "8 tokens are allowed" in details
-
-    def test_of_a_user_open_neither_the_draft_nor_the_trace(self, services: Guarded) -> None:
-        with services.channel(services.draft.address, TOKENS["user"]) as channel:
-            stub = speculation_pb2_grpc.SpeculationServiceStub(channel)
-            info = speculation_pb2.GetDraftInfoRequest()
-            code, _ = refusal(lambda: stub.GetDraftInfo(info, timeout=SECONDS))
-            assert code is Code.PERMISSION_DENIED
-            empty: list[speculation_pb2.SpeculateRequest] = []
-            code, _ = refusal(lambda: list(stub.Speculate(iter(empty), timeout=SECONDS)))
-            assert code is Code.PERMISSION_DENIED
-        for token, expected in (("user", Code.PERMISSION_DENIED), ("admin", None)):
-            with services.channel(services.target.address, TOKENS[token]) as channel:
-                traces = trace_pb2_grpc.TraceServiceStub(channel)
-                clock = trace_pb2.GetClockRequest()
-                if expected is None:
-                    assert traces.GetClock(clock, timeout=SECONDS).clock_nanos > 0
-                else:
-                    code, _ = refusal(lambda: traces.GetClock(clock, timeout=SECONDS))  # noqa: B023
-                    assert code is expected
-
-    def test_have_limits_of_their_own(self, services: Guarded) -> None:
-        with services.channel(services.target.address, TOKENS["small"]) as channel:
-            stub = target_pb2_grpc.TargetServiceStub(channel)
-            with services.channel(services.target.address, TOKENS["user"]) as other:
-                with engine_held(services.target.process.pid):  # so that none of them ends
-                    running = stub.Generate(request(tokens=500, prompt="Once"), timeout=SECONDS)
-                    next(running)
-                    code, details = refusal(lambda: generate(channel, request(prompt="Once")))
-                    assert code is Code.RESOURCE_EXHAUSTED
-                    assert "'small' may run 1 requests" in details
-                    others = target_pb2_grpc.TargetServiceStub(other).Generate(
-                        request(), timeout=SECONDS
-                    )
-                    started = next(others)
-                assert len(collect(iter([started, *others])).tokens) == 16
-            running.cancel()
-
-            def freed() -> bool:
-                with contextlib.suppress(grpc.RpcError):
-                    return len(generate(channel, request(prompt="Once"))) == 16
-                return False
-
-            wait_until(freed, "the place of a cancelled request is free again")
-            code, details = refusal(lambda: generate(channel, request(prompt=PROMPT * 10)))
-            assert code is Code.INVALID_ARGUMENT
-            assert "may send 8 at most" in details
+    @pytest.mark.parametrize(("role", "method"), [*METHODS, ("target", CLOCK), ("draft", CLOCK)])
+    def test_are_needed_for_every_method(self, services: Guarded, role: str, method: str) -> None:
+        """A trace is the operator's."""
+        for token, code in (
+            (None, Code.UNAUTHENTICATED),
+            (OTHER_ROLE[role], Code.PERMISSION_DENIED),
+        ):
+            assert refusal(lambda: self.call(services, role, method, token))[0] is code  # noqa: B023
+        if method == CLOCK:
+            assert self.call(services, role, method, TOKENS["admin"])
 
     def test_pay_for_their_tokens(self, services: Guarded) -> None:
         """One request may take more than a minute's worth; the next one waits for it."""
@@ -248,12 +184,9 @@ class TestTokens:
     def test_a_second_link_of_the_same_identity_waits_for_the_first(
         self, services: Guarded
     ) -> None:
-        with services.channel(services.draft.address, TOKENS["link"]) as channel:
-            stub = speculation_pb2_grpc.SpeculationServiceStub(channel)
-            hello = speculation_pb2.SpeculateRequest(hello=speculation_pb2.Hello())
-            code, details = refusal(lambda: list(stub.Speculate(iter([hello]), timeout=SECONDS)))
-            assert code is Code.RESOURCE_EXHAUSTED
-            assert "--max-links-per-identity" in details
+        code, details = refusal(lambda: self.call(services, *METHODS[-1], TOKENS["link"]))
+        assert code is Code.RESOURCE_EXHAUSTED
+        assert "--max-links-per-identity" in details
         words = r"\('link'\): /ssd.v1.SpeculationService/Speculate: RESOURCE_EXHAUSTED: 'link' has"
         wait_until(
             lambda: re.search(rf"refused 127.0.0.1:\d+ {words}", services.draft.log()),
@@ -266,10 +199,10 @@ class TestTokens:
         """Which may try to write lines of its own."""
         forger = services.authority.sign("x\n12:00:00.000 ERROR target forged \x1b[31m")
         with services.channel(services.draft.address, client=forger) as channel:
-            stub = speculation_pb2_grpc.SpeculationServiceStub(channel)
-            info = speculation_pb2.GetDraftInfoRequest()
-            code, _ = refusal(lambda: stub.GetDraftInfo(info, timeout=SECONDS))
-            assert code is Code.UNAUTHENTICATED
+            ask = channel.unary_unary(
+                "/ssd.v1.TraceService/GetTrace"
+            )  # by nobody else: logs are sparse
+            assert refusal(lambda: ask(b"", timeout=SECONDS))[0] is Code.UNAUTHENTICATED
         wait_until(lambda: "forged" in services.draft.log(), services.draft.log)
         (line,) = [each for each in services.draft.log().splitlines() if "forged" in each]
         assert r"('x\n12:00:00.000 ERROR target forged \x1b[31m'): /ssd.v1" in line
@@ -311,53 +244,42 @@ def test_probes_and_scrapes_are_served(services: Guarded) -> None:
 def test_rotation_takes_effect_and_drops_no_stream(services: Guarded) -> None:
     """Certificates, authority and tokens all change while a stream runs. Comes last: what was
     right before is wrong afterwards."""
+    next_year = {"user": "the-token-of-next-year", "link": "the-token-of-next-years-targets"}
+    new, old_client = Authority("the next authority"), services.client
+    message = request(tokens=60)
     with services.channel(services.target.address, TOKENS["user"]) as channel:
-        expected = generate(channel, request(tokens=60))
+        expected = generate(channel, message)
         stub = target_pb2_grpc.TargetServiceStub(channel)
         with engine_held(services.target.process.pid):
-            stream = stub.Generate(request(tokens=60), timeout=SECONDS)
+            stream = stub.Generate(message, timeout=SECONDS)
             assert next(stream).WhichOneof("event") == "started"
-            new = Authority("the next authority")
             for name in ("target", "draft"):
                 new.sign(name).write(services.folder, name)
             replace(services.folder / "ca.crt", new.cert)
-            changed = TOKEN_FILE.replace(TOKENS["user"], "the-token-of-next-year")
+            changed = TOKEN_FILE.replace(TOKENS["user"], next_year["user"])
             replace(services.folder / "tokens.toml", changed.encode())
-            fresh = new.sign("client")
-        with services.channel(
-            services.target.address, "the-token-of-next-year", fresh, new.cert
-        ) as now:
-            assert generate(now, request(tokens=60)) == expected
-            code, _ = refusal(lambda: generate(channel))  # the old token, on the old connection
-            assert code is Code.UNAUTHENTICATED
-        with services.channel(services.target.address, "the-token-of-next-year") as old:
+        with services.channel(services.target.address, next_year["user"]) as old:
             assert refusal(lambda: generate(old))[0] is Code.UNAVAILABLE
-        received = [token for response in stream for token in response.tokens.token_ids]
-        assert received == expected
-    old_client = services.client
-    services.authority, services.client = new, fresh
-    assert "ssd_ready" in scrape(services, services.target, fresh)
+        services.authority, services.client = new, new.sign("client")
+        with services.channel(services.target.address, next_year["user"]) as now:
+            assert generate(now, message) == expected
+        # the old token, on the old connection
+        assert refusal(lambda: generate(channel))[0] is Code.UNAUTHENTICATED
+        assert [token for each in stream for token in each.tokens.token_ids] == expected
+    assert "ssd_ready" in scrape(services, services.target, services.client)
     with pytest.raises(OSError, match=r"(?i)alert|reset|EOF"):
         scrape(services, services.target, old_client)
-    with services.channel(services.target.address, "the-token-of-next-year", fresh) as channel:
-        stub = target_pb2_grpc.TargetServiceStub(channel)
-        info = stub.GetModelInfo(target_pb2.GetModelInfoRequest(), timeout=SECONDS)
-        assert info.speculation_endpoints[0].state == "up"  # the link is the same stream
-    (services.folder / "link.token").write_text("the-token-of-next-years-targets")
-    changed = changed.replace(TOKENS["link"], "the-token-of-next-years-targets")
-    replace(services.folder / "tokens.toml", changed.encode())
+    assert link_state(services, next_year["user"]) == "up"  # the link is the same stream
+    (services.folder / "link.token").write_text(next_year["link"])
+    replace(
+        services.folder / "tokens.toml", changed.replace(TOKENS["link"], next_year["link"]).encode()
+    )
     services.draft.process.send_signal(signal.SIGSTOP)  # for longer than --link-timeout
-
-    def state() -> str:
-        info = stub.GetModelInfo(target_pb2.GetModelInfoRequest(), timeout=SECONDS)
-        return str(info.speculation_endpoints[0].state)
-
-    with services.channel(services.target.address, "the-token-of-next-year", fresh) as channel:
+    with services.channel(services.target.address, next_year["user"]) as channel:
         stub = target_pb2_grpc.TargetServiceStub(channel)
         asked = stub.Generate(request(tokens=400), timeout=SECONDS)
-        wait_until(lambda: state() != "up", "a link that stands still is left")
+        wait_until(lambda: link_state(services, next_year["user"]) != "up", "it is left")
         services.draft.process.send_signal(signal.SIGCONT)
-        wait_until(
-            lambda: state() == "up", "and dialled again, with the token and certificates of now"
-        )
+        # and dialled again, with the token and certificates of now
+        wait_until(lambda: link_state(services, next_year["user"]) == "up", "it is dialled again")
         asked.cancel()

@@ -1,8 +1,7 @@
 """What is refused before anything listens: unguarded ports, files that are not what they should be,
 tokens that would travel in the clear."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -143,19 +142,13 @@ def test_a_file_that_cannot_be_used_is_named(
     assert len(output.splitlines()) == 1
 
 
-@contextmanager
-def mode(path: Path, bits: int) -> Iterator[None]:
-    path.chmod(bits)
-    yield
-    path.chmod(0o600)
-
-
 def is_warned_of(run: Callable[[], str], flag: str, path: Path) -> list[bool]:
     """With the modes that a Secret may be mounted with, and with those that it had better not."""
     found = []
     for bits in (0o600, 0o440, 0o660, 0o644, 0o602):
-        with mode(path, bits):
-            found.append(f"{flag}: {path} is open to every user: chmod o= {path}" in run())
+        path.chmod(bits)
+        found.append(f"{flag}: {path} is open to every user: chmod o= {path}" in run())
+    path.chmod(0o600)
     return found
 
 
@@ -206,25 +199,29 @@ def test_a_secret_is_looked_at_again_when_it_has_changed(
 ) -> None:
     access, tokens = Access(folder / "tokens.toml"), folder / "tokens.toml"
     shown = [("authorization", "Bearer a-token-that-nobody-guesses")]
-    for bits, warned in ((0o640, False), (0o644, True)):
-        with mode(tokens, bits):
-            access.check("/ssd.v1.TargetService/Generate", shown)
+    for bits, warned in ((0o640, False), (0o644, True), (0o600, True)):
+        tokens.chmod(bits)
+        access.check("/ssd.v1.TargetService/Generate", shown)
         assert ("is open to every user" in caplog.text) is warned
 
 
 @pytest.mark.parametrize("check", ["target"], indirect=True)
-def test_a_target_shows_its_token_to_nobody_in_the_clear(check: Check) -> None:
-    far = ("--draft", "192.0.2.1:7420", "--draft-token-file", "@token")
-    code, output = check(*far)
-    assert code == 2
-    assert "in the clear to 192.0.2.1" in output
-    assert check(*far, "--draft-tls-ca", "@ca.crt")[0] == 0
-    assert check(*far, "--insecure")[0] == 0
-    near = ("--draft", "127.0.0.1:7420", "--draft-token-file")
-    assert check(*near, "@token")[0] == 0
-    code, output = check(*near, "@empty")
-    assert code == 2
-    assert "one token is needed" in output
+@pytest.mark.parametrize(
+    ("address", "flags", "words"),
+    [
+        ("192.0.2.1:7420", ("@token",), "in the clear to 192.0.2.1"),
+        ("192.0.2.1:7420", ("@token", "--draft-tls-ca", "@ca.crt"), ""),
+        ("192.0.2.1:7420", ("@token", "--insecure"), ""),
+        ("127.0.0.1:7420", ("@token",), ""),
+        ("127.0.0.1:7420", ("@empty",), "one token is needed"),
+    ],
+)
+def test_a_target_shows_its_token_to_nobody_in_the_clear(
+    check: Check, address: str, flags: tuple[str, ...], words: str
+) -> None:
+    code, output = check("--draft", address, "--draft-token-file", *flags)
+    assert code == (2 if words else 0), output
+    assert words in output
 
 
 @pytest.mark.parametrize(
@@ -246,9 +243,17 @@ def test_a_client_is_told_what_it_lacks(
     assert words in capfd.readouterr().err
 
 
-def test_the_interface_of_a_link_is_the_one_on_the_way_to_the_peer() -> None:
+@pytest.mark.parametrize(
+    ("peer", "interfaces"),
+    [
+        ("ipv4:127.0.0.1:4711", ["127.0.0.1"]),
+        ("ipv6:%5B::1%5D:4711", ["::1", ""]),  # a host may have no IPv6
+        ("unix:/some/path", [""]),
+        ("nonsense", [""]),
+    ],
+)
+def test_the_interface_of_a_link_is_the_one_on_the_way_to_the_peer(
+    peer: str, interfaces: list[str]
+) -> None:
     """Where a draft waits for the target's side of a tensor plane."""
-    assert interface_to("ipv4:127.0.0.1:4711") == "127.0.0.1"
-    assert interface_to("ipv6:%5B::1%5D:4711") in ("::1", "")  # a host may have no IPv6
-    assert interface_to("unix:/some/path") == ""
-    assert interface_to("nonsense") == ""
+    assert interface_to(peer) in interfaces

@@ -2,11 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
 
 import pytest
 
 from ssd_serving.supervisor import PAUSES, STEADY_SECONDS, Supervisor
+from tests.event_loop import on_event_loop
 from tests.waiting import wait_until_async
 
 ENOUGH = 10  # failures, after which the pause grows no more
@@ -60,7 +60,8 @@ def test_the_pause_grows_to_a_bound_and_begins_anew_after_a_steady_run() -> None
 
 
 @pytest.mark.parametrize("when", ["it runs", "it pauses"])
-def test_it_ends_when_it_is_cancelled(when: str) -> None:
+@on_event_loop
+async def test_it_ends_when_it_is_cancelled(when: str) -> None:
     async def work() -> None:
         if when == "it pauses":
             raise KeyError
@@ -69,13 +70,9 @@ def test_it_ends_when_it_is_cancelled(when: str) -> None:
     async def wait(seconds: float) -> None:
         await asyncio.Event().wait()
 
-    async def run() -> None:
-        failed: list[str] = []
-        task = Supervisor(failed.append, sleep=wait).start("link", work)
-        ready: Callable[[], object] = lambda: failed or when == "it runs"  # noqa: E731
-        await wait_until_async(ready)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(run())
+    failed: list[str] = []
+    task = Supervisor(failed.append, sleep=wait).start("link", work)
+    await wait_until_async(lambda: failed or when == "it runs")
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task

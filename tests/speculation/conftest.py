@@ -22,7 +22,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     directory = tmp_path_factory.mktemp("pair")
     with LastingDraft(directory / "draft", "--max-num-seqs", "16") as draft:
         flags = [*METRICS, "--draft", draft.address, "--allow-draft", "127.0.0.1:*"]
-        flags += ["--draft-model", SHIPPED_DRAFT, *WAITS_2_SECONDS]
+        flags += ["--trust-draft", draft.address, "--draft-model", SHIPPED_DRAFT, *WAITS_2_SECONDS]
         with target(directory / "target", *flags, ready=False) as process:
             wait_until_ready(draft.process)
             wait_until_ready(process)

@@ -1,15 +1,31 @@
 """All that can happen in a toy world, state by state, shortest way first."""
 
 import hashlib
+import io
+import pickle
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import SimpleNamespace
+from enum import Enum
+from types import FunctionType, SimpleNamespace
+from typing import Any
 from unittest.mock import patch
 
+import msgspec
+
+from ssd_draft.engine.link_sequences import Counters
+from ssd_draft.planning.plan import Planner
+from ssd_engine.sampling.params import SamplingParams
+from ssd_engine.speculation.fan_out import AcceptanceRate
+from ssd_engine.speculation.frames import Branches, Close, Launch, Load, Notice, Open, Outcome
+from ssd_engine.speculation.latency_model import Average, StepClock
+from ssd_engine.text.completion import StopRules
+from ssd_engine.text.detokenizer import TextStream
+from ssd_target.records.speculation_options import SpeculationOptions, SpeculationRequest
 from ssd_target.records.speculation_stats import LookUp, SpeculationStats
-from tests.speculation.freezer import freeze, thaw
+from ssd_target.scheduling.scheduler import CacheCounters
+from ssd_target.speculation.endpoints.payoff import Payoff
 from tests.speculation.toy_world import (
     LONGER,
     Action,
@@ -49,22 +65,18 @@ def counted(look_ups: Counter[LookUp]) -> Iterator[None]:
         yield
 
 
-def explore(setting: Setting, judge: Judge | None = None, limit: int | None = None) -> Explored:
-    """Every reachable state is checked, and given to ``judge``.
-
-    Ends at the first wrong one; ``limit`` ends it after so many states.
-    """
+def explore(setting: Setting, judge: Judge) -> Explored:
+    """Every reachable state is checked, and given to ``judge``, until one is wrong."""
     result = Explored()
     with toy_time(), counted(result.look_ups):
-        _search(setting, result, judge, limit)
+        _search(setting, result, judge)
     return result
 
 
 def _search(
     setting: Setting,
     result: Explored,
-    judge: Judge | None,
-    limit: int | None,
+    judge: Judge,
 ) -> None:
     start = World(setting)
     parents: dict[Key, tuple[Key, Action] | None] = {}
@@ -79,8 +91,7 @@ def _search(
                 return True
             parents[key] = came
             packed = freeze(world)
-            if judge is not None:
-                judge(world)
+            judge(world)
             queue.append((key, packed))
         except Exception as error:
             _report(result, error, parents, came)
@@ -88,7 +99,7 @@ def _search(
         return True
 
     going = meet(start, None)
-    while going and queue and (limit is None or len(parents) < limit):
+    while going and queue:
         key, packed = queue.popleft()
         spare: World | None = _thawed(packed, setting)
         pending = deque(spare.actions() if spare else ())
@@ -176,3 +187,55 @@ def _report(
         key, action = came
         result.trace.insert(0, action)
         came = parents[key]
+
+
+# Copies of a world, fast: what never changes, or never matters, is shared between them.
+
+FRAMES = (Open, Outcome, Launch, Close, Branches, Notice, Load)
+CONSTANT = (Enum, type, FunctionType)
+SHARED = {
+    *FRAMES,
+    *(SamplingParams, StopRules, SpeculationOptions, SpeculationRequest),
+    # Counted and measured in vain: depth, fan-out and wait are given, nothing is ever left for
+    # not paying, and the text has no bytes.
+    *(Counters, CacheCounters, SpeculationStats, StepClock, Average, AcceptanceRate),
+    *(Payoff, Planner, TextStream),
+}
+
+
+_objects: list[Any] = []
+_numbers: dict[int | bytes, int] = {}  # of an object that is kept by its id, of a frame by value
+
+
+def freeze(world: Any) -> bytes:
+    buffer = io.BytesIO()
+    _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(world)
+    return buffer.getvalue()
+
+
+def thaw(frozen: bytes) -> Any:
+    return pickle.loads(frozen)
+
+
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, thing: Any) -> Any:
+        if thing is _recall or (type(thing) not in SHARED and not isinstance(thing, CONSTANT)):
+            return NotImplemented
+        return _recall, (_number(thing),)
+
+
+def _recall(number: int) -> Any:
+    return _objects[number]
+
+
+def _number(thing: Any) -> int:
+    number = _numbers.get(id(thing))
+    if number is None and isinstance(thing, FRAMES):
+        number = _numbers.get(msgspec.msgpack.encode(thing))
+    if number is None:
+        number = len(_objects)
+        _objects.append(thing)
+        _numbers[id(thing)] = number
+        if isinstance(thing, FRAMES):
+            _numbers[msgspec.msgpack.encode(thing)] = number
+    return number

@@ -9,6 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
 from ssd.v1 import speculation_pb2
 from ssd.v1 import target_pb2 as pb
 from ssd.v1 import target_pb2_grpc as rpc
@@ -65,6 +70,19 @@ def generate(server: TargetProcess, message: pb.GenerateRequest) -> Output:
         return collect(rpc.TargetServiceStub(channel).Generate(message, timeout=CALL_SECONDS))
 
 
+def violation(
+    server: TargetProcess, message: pb.GenerateRequest
+) -> error_details_pb2.BadRequest.FieldViolation:
+    """Of a request that is refused for one of its fields."""
+    with pytest.raises(grpc.RpcError) as caught:
+        generate(server, message)
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    detail = error_details_pb2.BadRequest()
+    assert rpc_status.from_call(caught.value).details[0].Unpack(detail)
+    [found] = detail.field_violations
+    return found
+
+
 class Generations:
     """Requests that run at the same time, from ``with`` on; at its end all have ended."""
 
@@ -118,6 +136,13 @@ class Generations:
         return [output.finish.speculation for output in self.outputs]
 
 
+def said(output: Output) -> tuple[object, ...]:
+    """All of an answer that is the same in every mode."""
+    finish, stop = output.finish, output.finish.WhichOneof("stopped_by")
+    ended = (finish.reason, stop, finish.stop_string, finish.stop_token_id)
+    return output.text, output.tokens, output.seed, finish.seed, *ended
+
+
 class PlainTexts:
     """What plain decoding gives on a server, computed once for each request."""
 
@@ -150,25 +175,6 @@ def from_endpoints(stats: Sequence[pb.SpeculationStats]) -> int:
 
 def wait_until_up(server: TargetProcess, address: str) -> None:
     wait_until(lambda: is_up(server, address), server.log)
-
-
-def generate_from_cache(
-    server: TargetProcess, messages: Sequence[pb.GenerateRequest], plain: PlainTexts
-) -> list[Output]:
-    """Of a patient target: see ``Pair.generate_from_cache``."""
-    expected = plain.of(messages)
-
-    def attempt() -> list[Output] | None:
-        with Generations(server, messages) as running:
-            pass
-        assert running.texts() == expected
-        assert from_endpoints(running.stats()) > 0
-        hit = any(stats.cache_tokens for stats in running.stats())
-        return running.outputs if hit else None
-
-    outputs = wait_until(attempt, "tokens of the cache")
-    assert outputs is not None
-    return outputs
 
 
 def endpoint(server: TargetProcess, address: str) -> pb.SpeculationEndpoint | None:
@@ -269,4 +275,26 @@ class Pair:
 
         Each time the texts are those of plain decoding, with tokens of endpoints in them.
         """
-        return generate_from_cache(self.target, messages, self.plain)
+        while True:
+            with Generations(self.target, messages) as running:
+                pass
+            assert running.texts() == self.plain.of(messages)
+            assert from_endpoints(running.stats()) > 0
+            if any(stats.cache_tokens for stats in running.stats()):
+                return running.outputs
+
+    def in_every_mode(
+        self, messages: Sequence[pb.GenerateRequest], together: int = 30
+    ) -> list[list[Output]]:
+        """So many at a time; the answers of each request are held to be equal."""
+        wait_until_up(self.target, self.draft.address)
+        modes, outputs = [OFF, SYNC, SSD], []
+        each = [with_speculation(message, mode=m) for message in messages for m in modes]
+        for begin in range(0, len(each), together):
+            with Generations(self.target, each[begin : begin + together]) as running:
+                pass
+            outputs += running.outputs
+        rows = [outputs[i : i + 3] for i in range(0, len(outputs), 3)]
+        for plain, *others in rows:
+            assert all(said(other) == said(plain) for other in others)
+        return rows

@@ -33,9 +33,9 @@ class Visit:
 
     def stay(self) -> None:
         """Say nothing, read nothing, as long as the target puts up with it."""
-        end = time.monotonic() + PATIENCE
-        while self.context.is_active() and time.monotonic() < end:
-            time.sleep(0.01)
+        gone = threading.Event()
+        if self.context.add_callback(gone.set):
+            gone.wait(PATIENCE)
 
     def welcome(self, **changes: Any) -> pb.SpeculateResponse:
         fields: dict[str, Any] = {
@@ -71,12 +71,12 @@ def fresh_port() -> int:
 
 
 class HostileDraft:
-    """Serves each visit by the script; keeps when the visits came."""
+    """Serves each visit by the script, and counts them."""
 
     def __init__(self, script: Script, ports: int = 1) -> None:
         """With several ports it is, to a target, as many endpoints."""
         self._script = script
-        self.visits: list[float] = []
+        self.visits = 0
         self._server = grpc.server(
             ThreadPoolExecutor(8 * ports),
             options=[("grpc.max_send_message_length", -1), ("grpc.so_reuseport", 0)],
@@ -95,7 +95,7 @@ class HostileDraft:
     def _speculate(
         self, messages: Iterator[pb.SpeculateRequest], context: grpc.ServicerContext
     ) -> Iterator[Reply]:
-        self.visits.append(time.monotonic())
+        self.visits += 1
         yield from self._script(Visit(next(messages).hello, context, messages))
 
     def __enter__(self) -> "HostileDraft":
@@ -107,40 +107,24 @@ class HostileDraft:
 
 
 class Port:
-    """A port that speaks no gRPC: keeps when somebody came, and does to them what it is told."""
+    """A port that speaks no gRPC."""
 
-    def __init__(
-        self,
-        host: str = "127.0.0.1",
-        treat: Callable[[socket.socket], None] = lambda peer: None,
-    ) -> None:
-        self._treat = treat
+    def __init__(self, host: str = "127.0.0.1") -> None:
         self._listener = socket.create_server((host, fresh_port()))
-        self._listener.settimeout(0.05)
-        self._open = True
-        self._thread = threading.Thread(target=self._accept, daemon=True)
-        self.visits: list[float] = []
+        self._listener.setblocking(False)
         self.address = f"{host}:{self._listener.getsockname()[1]}"
 
-    def _accept(self) -> None:
-        peers = []
-        while self._open:
-            with contextlib.suppress(TimeoutError):
-                peer, _ = self._listener.accept()
-                self.visits.append(time.monotonic())
-                peers.append(peer)
-                with contextlib.suppress(OSError):
-                    self._treat(peer)
-        for peer in peers:
-            peer.close()
+    def was_dialled(self) -> bool:
+        """Since it was made, or since somebody asked."""
+        with contextlib.suppress(BlockingIOError):
+            self._listener.accept()[0].close()
+            return True
+        return False
 
     def __enter__(self) -> "Port":
-        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._open = False
-        self._thread.join()
         self._listener.close()
 
 

@@ -8,7 +8,6 @@ blocks that run out, the target's and the drafts'. Equality
 by never speculating is no result: counters show that all that can happen to a round did happen.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,29 +19,26 @@ import torch
 from ssd_engine.sampling.sampler import SampleRow
 from ssd_engine.speculation.speculation import Speculation
 from ssd_target.engine import decode
-from ssd_target.records.speculation_options import Backup, Mode
 from ssd_target.scheduling import verifier
 from ssd_target.scheduling import work as work_module
 from ssd_target.scheduling.scheduler import Scheduler
 from ssd_target.scheduling.work import Work
-from tests.simulation import Faults
 from tests.speculation.scenarios import (
     Met,
     Pair,
     Scenario,
-    check,
     draw_scenario,
     random_pair,
-    simpler,
+    run_scenarios,
     stories,
 )
 from tests.suite.scale import FULL
 
-SEQUENCES = 2000 if FULL else 90
-EXCUSED_SHARE = 1e-5  # of tokens
-AT_LEAST = 50 if FULL else 15  # of everything that can happen to a round
+SEQUENCES = 2000 if FULL else 60
+AT_LEAST = 50 if FULL else 2  # of everything that can happen to a round
+QUICK = range(4, 7)  # of the scenarios of random models: those in which most happens
 SCENARIOS = {  # each of about four sequences
-    "stories": 90,
+    "stories": 48,
     "llama, blurred": 100,
     "llama, smaller": 90,
     "qwen3, blurred": 100,
@@ -53,48 +49,32 @@ SCENARIOS = {  # each of about four sequences
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Pair]]:
     with torch.backends.mkldnn.flags(enabled=False):  # as in the services
-        yield {name: make_pair(name, tmp_path_factory.mktemp("pair")) for name in SCENARIOS}
+        names = [name for name in SCENARIOS if FULL or name != "stories"]
+        yield {name: make_pair(name, tmp_path_factory.mktemp("pair")) for name in names}
 
 
 def make_pair(name: str, directory: Path) -> Pair:
     return stories() if name == "stories" else random_pair(*name.split(", "), directory)
 
 
-def run_scenarios(pair: Pair, count: int, met: Met) -> None:
-    for number in range(count):
-        scenario = draw_scenario(pair.name, number, pair.vocab_size)
-        try:
-            check(pair, scenario, met)
-        except Exception as error:
-            told = f"{pair.name}, scenario {number}: {error}"
-            raise AssertionError(f"{told}\nin short: {simplest(pair, scenario)}") from error
-
-
-def simplest(pair: Pair, scenario: Scenario) -> Scenario:
-    """With all left out that it does not take to fail."""
-    for less in simpler(scenario):
-        try:
-            check(pair, less, Met())
-        except Exception:
-            return simplest(pair, less)
-    return scenario
+def drawn(pair: Pair, numbers: range) -> Iterator[Scenario]:
+    return (draw_scenario(pair, number) for number in numbers)
 
 
 @pytest.mark.timeout(10_800)
 def test_every_token_is_plain_decodings(pairs: dict[str, Pair]) -> None:
     met = Met()
-    for name, count in SCENARIOS.items():
-        own = Met()
-        run_scenarios(pairs[name], count if FULL else count // 18, own)
+    for name, pair in pairs.items():
+        own = run_scenarios(pair, drawn(pair, range(SCENARIOS[name]) if FULL else QUICK))
         accepted, drafted = own.stats.accepted_tokens, own.stats.drafted_tokens
-        print(f"{name}: {own.sequences} sequences, {accepted} of {drafted} drafted tokens accepted")
+        print(f"{name}: {accepted} of {drafted} drafted tokens accepted")
         assert 0 < accepted < drafted
         met.add(own)
     stats = met.stats
     happened = {
         "hits": stats.hits,
         "late": stats.late,
-        "late branches, taken as far as they went": met.truncated,
+        "late branches, taken as far as they went": met.befallen["truncated"],
         "length misses": stats.length_misses,
         "token misses": stats.token_misses,
         "just-in-time rounds": stats.just_in_time_rounds,
@@ -102,40 +82,16 @@ def test_every_token_is_plain_decodings(pairs: dict[str, Pair]) -> None:
         "sync rounds": stats.sync_rounds,
         "rejections": stats.rejected_rounds,
         "full acceptances": stats.full_rounds,
-        "set aside": met.set_aside,
-        "of these, kept in the host's memory": met.swapped_out,
+        "set aside": met.befallen["set_aside"],
+        "of these, kept in the host's memory": met.befallen["swapped_out"],
     }
-    print(f"{met.sequences} sequences, {met.tokens} tokens, {stats.rounds} rounds, {happened}")
-    print(f"excused near-ties: {met.excused}; rounds without an endpoint: {stats.fallbacks}")
-    assert met.sequences >= SEQUENCES
-    assert len(met.excused) <= math.ceil(EXCUSED_SHARE * met.tokens)
-    assert min(happened.values()) >= AT_LEAST, happened
-
-
-def test_a_draft_that_may_prepare_for_nothing_still_helps(pairs: dict[str, Pair]) -> None:
-    """No outcome is given a branch: all that is speculated was waited for.
-
-    The short row is ready long before the deep one, at another draft, which then looks ahead.
-    """
-    pair, met = pairs["llama, blurred"], Met()
-    scenario = draw_scenario(pair.name, 0, pair.vocab_size)
-    asked = replace(scenario.requests[0], mode=Mode.SSD, max_tokens=24, resume=0.0, stop="")
-    slow = replace(
-        scenario,
-        requests=(replace(asked, depth=5), replace(asked, depth=1)),
-        depth=5,
-        adapt_depth=False,
-        backup=Backup.JUST_IN_TIME,
-        wait_seconds=0.02,
-        fan_out=(0, 0),
-        draft_steps=(8, 8),
-        drafts=(True, True),
-        faults=Faults(),
-        stagger=0,
+    sequences, tokens = met.befallen["sequences"], met.befallen["tokens"]
+    print(
+        f"{met.befallen['sequences']} sequences, {tokens} tokens, {stats.rounds} rounds, {happened}"
     )
-    check(pair, slow, met)
-    assert met.stats.hits == 0
-    assert met.stats.just_in_time_rounds > 0
+    print(f"rounds without an endpoint: {stats.fallbacks}")
+    assert sequences >= SEQUENCES
+    assert min(happened.values()) >= AT_LEAST, happened
 
 
 # What must not go unnoticed: each of these breaks a rule of verification.
@@ -153,11 +109,6 @@ def what_is_drafted_is_emitted(patch: pytest.MonkeyPatch) -> None:
 
     real = verifier._coupled
     patch.setattr(verifier, "_coupled", verdict)
-
-
-def all_is_accepted(patch: pytest.MonkeyPatch) -> None:
-    """The target's own tokens, but after speculated ones that were never said."""
-    patch.setattr(verifier, "accepted_path", lambda speculation, own: range(len(speculation)))
 
 
 def one_more_is_accepted(patch: pytest.MonkeyPatch) -> None:
@@ -227,7 +178,6 @@ def logprobs_are_of_the_place_before(patch: pytest.MonkeyPatch) -> None:
 
 MUTANTS = [
     what_is_drafted_is_emitted,
-    all_is_accepted,
     one_more_is_accepted,
     penalties_forget_the_speculation,
     noise_is_of_the_place_before,
@@ -246,12 +196,8 @@ def test_what_is_wrong_is_found(
 ) -> None:
     """Within the scenarios of every run."""
     pair = pairs["llama, blurred"]
+    scenarios = [*drawn(pair, range(10))]
     mutant(monkeypatch)
-    for number in range(SCENARIOS[pair.name] // 10):
-        scenario = draw_scenario(pair.name, number, pair.vocab_size)
-        try:
-            check(pair, scenario, Met())
-        except AssertionError as error:
-            print(f"{mutant.__name__}: scenario {number}: {error}")
-            return
-    pytest.fail("nothing was found")
+    with pytest.raises(AssertionError) as found:
+        run_scenarios(pair, scenarios)
+    print(f"{mutant.__name__}: {found.value}")

@@ -1,7 +1,6 @@
 """A head in a service of its own: real processes, with features on the plane of their link."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -10,12 +9,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from ssd.v1 import target_pb2 as pb
 from ssd_engine.text.token_ids import pack_tokens
 from tests import clockwork
-from tests.processes import PATIENT, DraftProcess, Output, TargetProcess, draft, target
+from tests.processes import DraftProcess, TargetProcess, draft, target
 from tests.speculation.generations import (
     METRICS,
     OFF,
     SSD,
-    Generations,
+    WAITS_2_SECONDS,
     draft_info,
     endpoint,
     generate,
@@ -39,31 +38,17 @@ def write_tokenizer(directory: Path) -> None:
     )
 
 
-@dataclass
-class Services:
-    target: TargetProcess
-    draft: DraftProcess
-    folder: Path
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder: Path = tmp_path_factory.mktemp("clockwork")
-    clockwork.make_target(folder / "target")
-    write_tokenizer(folder / "target")
-    clockwork.make_head(folder / "head")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def services(folder: Path) -> Iterator[Services]:
-    named = (*METRICS, "--target-model", str(folder / "target"))
-    with draft(folder / "draft", *named, model=str(folder / "head")) as head:
-        flags = ("--draft", head.address, *PATIENT, "--depth", str(DEPTH), *METRICS)
+@pytest.fixture
+def services(tmp_path: Path) -> Iterator[tuple[TargetProcess, DraftProcess]]:
+    clockwork.make_target(tmp_path / "target")
+    write_tokenizer(tmp_path / "target")
+    clockwork.make_head(tmp_path / "head")
+    named = (*METRICS, "--target-model", str(tmp_path / "target"))
+    with draft(tmp_path / "draft", *named, model=str(tmp_path / "head")) as head:
+        flags = ("--draft", head.address, *WAITS_2_SECONDS, "--depth", str(DEPTH), *METRICS)
         kept = ("--keep-features", "8")
-        with target(folder / "served", *flags, *kept, model=str(folder / "target")) as server:
-            wait_until(lambda: is_up(server, head.address), server.log)
-            yield Services(server, head, folder)
+        with target(tmp_path / "served", *flags, *kept, model=str(tmp_path / "target")) as server:
+            yield server, head
 
 
 def asked(seed: int, prompt: int, tokens: int, temperature: float = 0.0) -> pb.GenerateRequest:
@@ -76,66 +61,41 @@ def asked(seed: int, prompt: int, tokens: int, temperature: float = 0.0) -> pb.G
     )
 
 
-def plain(services: Services, message: pb.GenerateRequest) -> list[int]:
-    return generate(services.target, with_speculation(message, mode=OFF)).tokens
-
-
-def acceptance(output: Output) -> float:
-    stats = output.finish.speculation
-    return stats.accepted_tokens / max(1, stats.drafted_tokens)
-
-
-def generate_foreseen(services: Services, message: pb.GenerateRequest) -> Output:
+def generate_foreseen(
+    server: TargetProcess, head: DraftProcess, message: pb.GenerateRequest
+) -> pb.SpeculationStats:
     """Its text is plain decoding's, and it came from the head's foresight."""
-    expected = plain(services, message)
+    wait_until(lambda: is_up(server, head.address), server.log)
+    expected = generate(server, with_speculation(message, mode=OFF)).tokens
 
-    def attempt() -> Output | None:
-        output = generate(services.target, message)
+    def attempt() -> pb.SpeculationStats | None:
+        output = generate(server, message)
         assert output.tokens == expected
-        return output if output.finish.speculation.accepted_tokens else None
+        stats = output.finish.speculation
+        return stats if stats.accepted_tokens else None
 
-    output = wait_until(attempt, services.target.log)
-    assert output is not None
-    return output
-
-
-def test_a_head_foresees_what_its_target_says(services: Services) -> None:
-    output = generate_foreseen(services, asked(1, 20, 60))
-    assert acceptance(output) == 1.0
-    for seed in (2, 3):
-        generate_foreseen(services, asked(seed, 40, 40, temperature=0.7))
+    stats = wait_until(attempt, server.log)
+    assert stats is not None
+    return stats
 
 
-def test_planes_and_boundaries_are_told(services: Services) -> None:
-    generate_foreseen(services, asked(4, 20, 20))
-    found = endpoint(services.target, services.draft.address)
+def test_a_head_foresees_what_its_target_says_by_a_plane_that_both_name(
+    services: tuple[TargetProcess, DraftProcess],
+) -> None:
+    server, head = services
+    stats = generate_foreseen(server, head, asked(1, 20, 24))
+    assert stats.accepted_tokens == stats.drafted_tokens
+    generate_foreseen(server, head, asked(2, 40, 16, temperature=0.7))
+    found = endpoint(server, head.address)
     assert found is not None
     [sent] = found.planes
-    info = draft_info(services.draft)
+    info = draft_info(head)
     assert info.speculator == 3
     assert list(info.features.boundaries) == [1, 2, 3]
     [received] = info.planes
     assert (sent.stream, received.stream) == ("features", "features")
     assert (sent.kind, sent.state) == ("shared_memory", "up")
     assert sent.bytes == sent.rows * 3 * clockwork.VOCAB * 4 > 0
-    assert services.draft.metrics()["ssd_draft_feature_rows_total"] > 0
-    assert "features go by shared_memory" in services.target.log()
-    assert "features go by shared_memory" in services.draft.log()
-
-
-def test_a_draft_that_is_killed_and_comes_back_is_told_again(services: Services) -> None:
-    """In the middle of a text, the target tells what it has kept."""
-    message = asked(5, 30, 200)
-    expected = plain(services, message)
-    with Generations(services.target, [message]) as running:
-        running.until_each_has(20)
-        services.draft.kill()
-    assert running.outputs[0].tokens == expected
-    port = services.draft.address.rpartition(":")[2]
-    flags = (*METRICS, "--target-model", str(services.folder / "target"))
-    flags += ("--listen", f"127.0.0.1:{port}")
-    with draft(services.folder / "again", *flags, model=str(services.folder / "head")) as again:
-        wait_until(lambda: is_up(services.target, again.address), services.target.log)
-        other = Services(services.target, again, services.folder)
-        output = generate_foreseen(other, message)
-        assert acceptance(output) == 1.0
+    assert head.metrics()["ssd_draft_feature_rows_total"] > 0
+    assert "features go by shared_memory" in server.log()
+    assert "features go by shared_memory" in head.log()

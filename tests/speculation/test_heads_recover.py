@@ -1,7 +1,9 @@
 """After a restart in the middle of a text, and after prefix hits, a head is as good as before."""
 
+import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from ssd_target.records.speculation_options import (
     SpeculationRequest,
 )
 from tests.clockwork import VOCAB
-from tests.harness import Request, Result, make_core, run
+from tests.harness import Request, Result, run
 from tests.simulation import VERIFY_SECONDS, Faults, Simulation
 from tests.speculation.scenarios import Pair, clockwork_pair
 
@@ -30,24 +32,16 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 
 
 def simulation_of(
-    pair: Pair, keep: int = 0, window: int = 1024, replay_rows: int = 0
+    pair: Pair, wait_seconds: float = 0.02, steps: int = 12, **how: Any
 ) -> Simulation:
     options = SpeculationOptions(
         depth=DEPTH,
         adapt_depth=False,
-        backup=Backup.JUST_IN_TIME,
-        wait_seconds=0.02,
+        backup=Backup.JUST_IN_TIME if wait_seconds else Backup.NONE,
+        wait_seconds=wait_seconds,
         auto_off=False,
     )
-    return Simulation(
-        pair.target,
-        pair.drafts[0],
-        options,
-        draft_steps=(12, 12),
-        feature_window=window,
-        keep_features=keep,
-        replay_rows=replay_rows,
-    )
+    return Simulation(pair.target, pair.drafts[0], options, draft_steps=(steps, steps), **how)
 
 
 def asked(seed: int, prompt: int, tokens: int = TOKENS) -> Request:
@@ -55,92 +49,59 @@ def asked(seed: int, prompt: int, tokens: int = TOKENS) -> Request:
     return Request(ids, max_tokens=tokens, speculation=SSD)
 
 
-def plain(pair: Pair, request: Request) -> list[int]:
-    off = Request(request.prompt, request.sampling, request.max_tokens)
-    return run(make_core(pair.target), [off])[0].tokens
-
-
-@dataclass
-class Lengths:
-    """Rounds, and tokens that were right, since it was made."""
-
-    simulation: Simulation
-
-    def __post_init__(self) -> None:
-        self._before = self._now()
-
-    def _now(self) -> tuple[int, int]:
-        totals = [self.simulation.speculator.totals]
-        totals += [s.stats for s in self.simulation.speculator._sequences.values()]
-        rounds = sum(each.cache_rounds + each.just_in_time_rounds for each in totals)
-        return rounds, sum(each.accepted_tokens for each in totals)
-
-    def since(self) -> tuple[int, int]:
-        """Rounds that had a speculation, and their tokens that were right."""
-        rounds, tokens = (b - a for a, b in zip(self._before, self._now(), strict=True))
-        return rounds, tokens
-
-    def accepted(self) -> float:
-        """Tokens of a round that had a speculation."""
-        rounds, tokens = self.since()
-        assert rounds > 5
-        return tokens / rounds
+def accepted(result: Result) -> float:
+    """Tokens that were right, of each round with a speculation."""
+    stats = result.speculation
+    assert stats is not None
+    rounds = stats.cache_rounds + stats.just_in_time_rounds
+    assert rounds > 5
+    return stats.accepted_tokens / rounds
 
 
 def undisturbed(pair: Pair, request: Request) -> float:
-    simulation = simulation_of(pair)
-    lengths = Lengths(simulation)
-    run(simulation.core, [request])
-    return lengths.accepted()
+    return accepted(run(simulation_of(pair).core, [request])[0])
+
+
+def restart(simulation: Simulation, down_for: int) -> None:
+    draft = simulation.drafts[0]
+    simulation._lose(draft)
+    draft.core, draft.down_for = draft.make(), down_for
 
 
 def test_after_a_restart_in_the_middle_of_a_text(pair: Pair) -> None:
     request = asked(1, 40)
     usual = undisturbed(pair, request)
-    simulation, lengths = simulation_of(pair), []
-    draft, forward, count = simulation.drafts[0], simulation._misbehave, 0
+    simulation = simulation_of(pair)
+    go_on, forwards = simulation._misbehave, itertools.count(1)
 
     def misbehave() -> None:
-        nonlocal count
-        count += 1
-        if count == 8:
-            simulation._lose(draft)
-            draft.core, draft.down_for = draft.make(), 2
-            lengths.append(Lengths(simulation))
-        forward()
+        if next(forwards) == 8:
+            restart(simulation, down_for=2)
+        go_on()
 
     simulation._misbehave = misbehave  # type: ignore[method-assign]
     [result] = run(simulation.core, [request])
-    assert result.tokens == plain(pair, request)
-    assert draft.epoch == 2
-    assert lengths[0].accepted() >= NEARLY * usual
+    assert result.tokens == pair.plain(request).tokens
+    assert simulation.drafts[0].epoch == 2
+    assert accepted(result) >= NEARLY * usual
     assert simulation.speculator.feed.counters.missed == 0  # all of it was told again
-
-
-def second_wave(pair: Pair, keep: int, new_draft: bool) -> tuple[Simulation, float, Result]:
-    """A prompt whose beginning the target has cached; the head has, or has not."""
-    simulation = simulation_of(pair, keep)
-    run(simulation.core, [asked(2, 100, 8)])
-    if new_draft:
-        draft = simulation.drafts[0]
-        simulation._lose(draft)
-        draft.core = draft.make()
-        draft.epoch += 1
-        simulation._connect(draft)
-    again = Request(asked(2, 100).prompt + [7, 9, 11] * 3, max_tokens=TOKENS, speculation=SSD)
-    lengths = Lengths(simulation)
-    [result] = run(simulation.core, [again])
-    assert result.tokens == plain(pair, again)
-    assert result.cached_tokens >= 96
-    return simulation, lengths.accepted(), result
 
 
 @pytest.mark.parametrize("new_draft", [False, True], ids=["cached on both sides", "restarted"])
 @pytest.mark.parametrize("keep", [0, 1 << 22], ids=["nothing kept", "kept"])
 def test_after_a_prefix_hit(pair: Pair, keep: int, new_draft: bool) -> None:
+    """A prompt whose beginning the target has cached; the head has, or has not."""
     usual = undisturbed(pair, asked(2, 109))
-    simulation, length, _ = second_wave(pair, keep, new_draft)
-    assert length >= NEARLY * usual
+    simulation = simulation_of(pair, keep_features=keep)
+    run(simulation.core, [asked(2, 100, 8)])
+    if new_draft:
+        restart(simulation, down_for=0)
+        simulation._reconnect(simulation.drafts[0])
+    again = Request(asked(2, 100).prompt + [7, 9, 11] * 3, max_tokens=TOKENS, speculation=SSD)
+    [result] = run(simulation.core, [again])
+    assert result.tokens == pair.plain(again).tokens
+    assert result.cached_tokens >= 96
+    assert accepted(result) >= NEARLY * usual
     feed = simulation.speculator.feed
     assert bool(len(feed.kept)) == bool(keep)
     assert feed.counters.missed == 0
@@ -152,39 +113,26 @@ def test_after_a_prefix_hit(pair: Pair, keep: int, new_draft: bool) -> None:
 def test_after_a_move(pair: Pair, replay_rows: int) -> None:
     """A text that another target has begun: all of it is told, however it is computed again."""
     request = asked(5, 42)
-    usual, whole = undisturbed(pair, request), plain(pair, request)
+    usual, whole = undisturbed(pair, request), pair.plain(request).tokens
     simulation = simulation_of(pair, replay_rows=replay_rows)
-    lengths = Lengths(simulation)
-    moved = Request(request.prompt, max_tokens=TOKENS, generated=whole[:17], speculation=SSD)
-    [rest] = run(simulation.core, [moved])
+    [rest] = run(simulation.core, [replace(request, generated=whole[:17])])
     assert rest.tokens == whole[17:]
-    assert lengths.accepted() >= NEARLY * usual
-    assert simulation.speculator.feed.counters.missed == 0
-    assert simulation.speculator.feed.counters.reread == 0
-    assert not simulation.speculator.feed._fed
+    assert accepted(rest) >= NEARLY * usual
+    feed = simulation.speculator.feed
+    assert (feed.counters.missed, feed.counters.reread, len(feed._fed)) == (0, 0, 0)
 
 
-@pytest.mark.parametrize("come", [False, True], ids=["they never come", "they come late"])
-def test_features_never_hold_a_round(pair: Pair, come: bool) -> None:
+@pytest.mark.parametrize(
+    "faults",
+    [Faults(lose_features=1.0), Faults(delay_features=1.0)],
+    ids=["they never come", "they come late"],
+)
+def test_features_never_hold_a_round(pair: Pair, faults: Faults) -> None:
     """By the target's clock, in which nothing but forwards takes time here."""
-    options = SpeculationOptions(
-        depth=DEPTH, adapt_depth=False, backup=Backup.NONE, wait_seconds=0.0, auto_off=False
-    )
-    faults = Faults(delay_features=1.0) if come else Faults(lose_features=1.0)
-    simulation = Simulation(pair.target, pair.drafts[0], options, draft_steps=(4, 4), faults=faults)
+    simulation = simulation_of(pair, wait_seconds=0.0, steps=4, faults=faults)
     request = asked(3, 40)
     [result] = run(simulation.core, [request])
-    assert result.tokens == plain(pair, request)
+    assert result.tokens == pair.plain(request).tokens
     assert sum(simulation.befallen.values()) > 0
     forwards = simulation.core.stats().forwards + 1  # and the prompt's
     assert simulation.now == pytest.approx(forwards * VERIFY_SECONDS)
-
-
-def test_a_draft_without_heads_has_nothing_watched(pair: Pair) -> None:
-    options = SpeculationOptions(depth=DEPTH, auto_off=False)
-    simulation = Simulation(pair.target, None, options)
-    pair.target.watch(())
-    run(simulation.core, [asked(4, 20, 20)])
-    assert simulation.speculator.feed.watched == ()
-    assert pair.target._watched == ()
-    assert not simulation.speculator.feed._fed

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -35,79 +36,46 @@ def serve(command: list[str], fault: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def check_refused(done: subprocess.CompletedProcess[str], *said: str) -> None:
+ON_DEVICE = ["--device", "cuda", "--expand-to", "hidden=1024,heads=16,kv_heads=4,head_dim=64"]
+ON_CPU = ["--device", "cpu", "--self-check"]
+
+
+def on_gpu(*values: object) -> Any:
+    """Without being asked: there the check is on."""
+    skip = pytest.mark.skipif(not HOPPER, reason="needs a CUDA device of compute capability 9.0")
+    return pytest.param(ON_DEVICE, *values, marks=[pytest.mark.gpu, skip])
+
+
+@pytest.mark.parametrize(
+    ("flags", "command", "fault", "said"),
+    [
+        (
+            ON_CPU,
+            [*TARGET, "--depth", "3"],
+            "product",
+            ["layer 0, down product of a forward of 4 rows"],
+        ),
+        full_only(ON_CPU, [*TARGET, "--depth", "3"], "attention", ["attention of a prefill"]),
+        full_only(
+            ON_CPU, [*TARGET, "--tp", "2"], "rank", ["rank 1, layer 0, norm and gate-up product"]
+        ),
+        full_only(ON_CPU, DRAFT, "tree", ["layer 0, attention of a tree step"]),
+        on_gpu(
+            [*TARGET, "--depth", "12"],
+            "step-product",
+            ["layer 0, down product of a step of ", "--kernels torch"],
+        ),
+        on_gpu(TARGET, "step-attention", ["layer 0, attention of a step of ", "--kernels torch"]),
+        on_gpu(DRAFT, "step-tree", ["layer 0, attention of a tree step of ", "--kernels torch"]),
+        on_gpu(TARGET, "graph", ["captured graph of a step of ", "--eager"]),
+    ],
+)
+def test_a_service_whose_arithmetic_is_wrong_does_not_start(
+    flags: list[str], command: list[str], fault: str, said: list[str]
+) -> None:
+    done = serve([*command, *flags, *SMALL], fault)
     assert done.returncode == 1, done.stderr
     last = done.stderr.strip().splitlines()[-1]
     for words in ("error: ", "self-check of stories-", *said, "--no-self-check"):
         assert words in last
     assert "ready" not in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("command", "fault", "said"),
-    [
-        (
-            [*TARGET, "--depth", "3"],
-            "product",
-            ("layer 0, down product of a forward of 4 rows",),
-        ),
-        full_only([*TARGET, "--depth", "3"], "attention", ("layer 0, attention of a prefill",)),
-        full_only([*TARGET, "--tp", "2"], "rank", ("rank 1, layer 0, norm and gate-up product",)),
-        full_only(DRAFT, "tree", ("layer 0, attention of a tree step",)),
-    ],
-    ids=["product", "attention", "one-rank-of-two", "tree"],
-)
-def test_a_service_whose_arithmetic_is_wrong_does_not_start(
-    command: list[str], fault: str, said: tuple[str, ...]
-) -> None:
-    flags = ["--device", "cpu", "--self-check", *SMALL]
-    check_refused(serve([*command, *flags], fault), *said)
-
-
-ON_DEVICE = ["--device", "cuda", "--expand-to", "hidden=1024,heads=16,kv_heads=4,head_dim=64"]
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not HOPPER, reason="needs a CUDA device of compute capability 9.0")
-@pytest.mark.parametrize(
-    ("command", "fault", "said"),
-    [
-        (
-            [*TARGET, "--depth", "12"],
-            "step-product",
-            ("layer 0, down product of a step of ", "--kernels torch"),
-        ),
-        (TARGET, "step-attention", ("layer 0, attention of a step of ", "--kernels torch")),
-        (DRAFT, "step-tree", ("layer 0, attention of a tree step of ", "--kernels torch")),
-        (TARGET, "graph", ("captured graph of a step of ", "--eager")),
-    ],
-    ids=["product", "attention", "tree", "graph"],
-)
-def test_a_gpu_service_whose_kernels_are_wrong_does_not_start(
-    command: list[str], fault: str, said: tuple[str, ...]
-) -> None:
-    """Without being asked: on a GPU the check is on."""
-    check_refused(serve([*command, *ON_DEVICE, *SMALL], fault), *said)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not HOPPER, reason="needs a CUDA device of compute capability 9.0")
-def test_the_option_that_is_named_avoids_the_fault() -> None:
-    flags = [*ON_DEVICE, *SMALL, "--kernels", "torch", "--drain-timeout", "0"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", *TARGET, *flags, "--listen", "127.0.0.1:0"],
-        env=environment("step-attention"),
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stderr is not None
-    try:
-        lines = []
-        for line in process.stderr:
-            lines.append(line)
-            if "ready" in line or "error" in line:
-                break
-        assert any("self-check passed" in line for line in lines), "".join(lines)
-    finally:
-        process.kill()
-        process.wait()

@@ -1,19 +1,14 @@
 """Pairs as they are published: one tokenizer, and heads that are padded each in its own way."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from ssd_engine.checkpoints.model_config import load_model_config
-from ssd_engine.checkpoints.model_expansion import ModelShape, grow_config
 from ssd_engine.checkpoints.model_store import resolve_model
 from ssd_engine.errors import InputError
 from ssd_engine.execution.runner import ModelRunner
-from ssd_engine.forward.batch import Chunk
-from ssd_engine.models.tensor_parallel import SingleRank
 from ssd_engine.sampling.params import SamplingParams
 from ssd_engine.speculation.frames import Verification
 from ssd_engine.text.tokenizer import Tokenizer
@@ -50,21 +45,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 @pytest.fixture(scope="module")
 def runners(folders: list[Path]) -> list[ModelRunner]:
     return [make_runner(folder, 1024) for folder in folders]
-
-
-def test_all_tokens_are_the_tokenizers(folders: list[Path]) -> None:
-    configs = [load_model_config(folder) for folder in folders]
-    assert [config.vocab_size for config in configs] == [TOKENS, TOKENS]
-    assert [config.embedding_rows for config in configs] == [TARGET_ROWS, DRAFT_ROWS]
-    tokenizers = [Tokenizer(*each) for each in zip(folders, configs, strict=True)]
-    assert tokenizers[0].fingerprint == tokenizers[1].fingerprint
-    assert len(tokenizers[0].token_bytes) == TOKENS
-
-
-def test_logits_end_with_the_tokens(runners: list[ModelRunner]) -> None:
-    logits = runners[0].forward([Chunk([5, 6, 7], 0, [0], 3)])
-    assert logits is not None
-    assert logits.shape == (3, TOKENS)
 
 
 def requests(mode: Mode, verification: Verification) -> list[Request]:
@@ -110,19 +90,3 @@ def test_a_token_without_a_row_is_refused_by_name(tmp_path: Path) -> None:
         tokenizer.encode(f"A{word} cat.")
     with pytest.raises(InputError, match=f"^chat.messages: {said}"):
         tokenizer.encode_chat([{"role": "user", "content": f"A{word} cat."}])
-
-
-def test_a_padded_head_grows(folders: list[Path]) -> None:
-    """Whatever padded it is out of reach then, as are the new rows."""
-    config = load_model_config(folders[1])
-    same = grow_config(config, ModelShape(hidden=96))
-    assert (same.head_rows, same.embedding_rows) == (TOKENS, DRAFT_ROWS)
-    runner = make_runner(folders[1], 128)
-    larger = replace(runner.options, expand_to=ModelShape(hidden=96, vocab=7000))
-    grown = ModelRunner(config, larger, SingleRank())
-    assert (grown.config.head_rows, grown.config.vocab_size) == (7000, TOKENS)
-    logits = grown.forward([Chunk([5, 6, 7], 0, [0], 3)])
-    assert logits is not None
-    assert bool((logits[:, TOKENS:].max(dim=1).values < logits[:, :TOKENS].min(dim=1).values).all())
-    own = runner.forward([Chunk([5, 6, 7], 0, [0], 3)])
-    torch.testing.assert_close(logits[:, :TOKENS], own, rtol=1e-3, atol=1e-3)

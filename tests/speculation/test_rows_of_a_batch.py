@@ -4,9 +4,8 @@ Counters of each row: hits that were discarded, that were held back by a wait, a
 draft computed once more. And the rounds of a row are those that it has when it is alone.
 """
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -84,22 +83,12 @@ def test_the_rounds_of_a_row_are_those_it_has_alone(pair: Pair) -> None:
         assert stats["hits"] == stats["cache_rounds"]
 
 
-@dataclass
-class Row:
-    """Of one sequence."""
-
-    hits: int = 0
-    beside_a_miss: int = 0  # of these, in a forward in which another row had missed
-    discarded: int = 0
-    delayed: int = 0
-    drafted_again: int = 0  # tokens
-
-
 class Watch:
     """Sees each look-up with what it found, and each forward of the draft."""
 
     def __init__(self, simulation: Simulation, patch: pytest.MonkeyPatch) -> None:
-        self.rows: dict[int, Row] = defaultdict(Row)
+        self.harm: Counter[str] = Counter()
+        self.beside_a_miss: Counter[int] = Counter()  # hits of sequences where another row missed
         self._simulation = simulation
         patch.setattr(SpeculationCoordinator, "take", self._watch_take(SpeculationCoordinator.take))
         patch.setattr(ModelSequence, "next_parts", self._watch_parts(ModelSequence.next_parts))
@@ -127,44 +116,37 @@ class Watch:
     def _hit(
         self, row: RowSpeculation, found: list[int], beside_a_miss: bool, waited: bool
     ) -> None:
-        counts = self.rows[row.state.sequence.id]
-        counts.hits += 1
-        counts.beside_a_miss += beside_a_miss
+        self.beside_a_miss[row.state.sequence.id] += beside_a_miss
         taken = row.speculation.tokens if row.source is Source.CACHE else []
-        counts.discarded += taken != found[: row.wanted]
-        counts.delayed += waited
+        self.harm.update(discarded=taken != found[: row.wanted], delayed=waited)
 
     def _watch_parts(self, parts_of: Callable[..., list[Part]]) -> Callable[..., list[Part]]:
         def watched(state: ModelSequence, *rest: Any) -> list[Part]:
             parts, sequence = parts_of(state, *rest), state.sequence
             if sequence.phase is DraftRoundPhase.VERIFYING and sequence.source is Source.CACHE:
                 again = sum(len(part.tokens) for part in parts if isinstance(part, Chunk))
-                self.rows[sequence.id].drafted_again += again
+                self.harm["tokens drafted again"] += again
             return parts
 
         return watched
 
 
-def watch(pair: Pair, patch: pytest.MonkeyPatch) -> list[Row]:
+def watch(pair: Pair, patch: pytest.MonkeyPatch) -> Watch:
     """Each row that misses would wait for its branch, if only it were alone."""
     simulated = simulation(pair, wait_seconds=0.05, backup=Backup.JUST_IN_TIME)
     watched = Watch(simulated, patch)
     run(simulated.core, requests())
-    return [watched.rows[number] for number in sorted(watched.rows)]
-
-
-def harmed(rows: list[Row]) -> int:
-    return sum(row.discarded + row.delayed + row.drafted_again for row in rows)
+    return watched
 
 
 def test_no_hit_is_discarded_delayed_or_drafted_again(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = watch(pair, monkeypatch)
-    assert len(rows) == ROWS
-    assert harmed(rows) == 0, rows
-    assert min(row.beside_a_miss for row in rows) > 0, rows
-    assert sum(row.beside_a_miss for row in rows) >= ROWS * TOKENS // 10, rows
+    watched = watch(pair, monkeypatch)
+    assert watched.harm.total() == 0, watched.harm
+    hits = watched.beside_a_miss
+    assert len(+hits) == ROWS
+    assert hits.total() >= ROWS * TOKENS // 10, hits
 
 
 def wait_for_any_miss(patch: pytest.MonkeyPatch) -> None:
@@ -199,4 +181,4 @@ def test_harm_is_counted(
     mutant: Callable[[pytest.MonkeyPatch], None],
 ) -> None:
     mutant(monkeypatch)
-    assert harmed(watch(pair, monkeypatch)) > 0
+    assert watch(pair, monkeypatch).harm.total() > 0

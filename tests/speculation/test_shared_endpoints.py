@@ -1,13 +1,10 @@
 """Two targets on one draft, one target on two drafts, and what happens when one of them goes."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 
-import grpc
 import pytest
 
-from tests.processes import TargetProcess, target, wait_until_idle, wait_until_ready
+from tests.processes import TargetProcess, target, wait_until_ready
 from tests.speculation.generations import (
     METRICS,
     SSD,
@@ -18,32 +15,18 @@ from tests.speculation.generations import (
     draft_info,
     endpoint,
     from_endpoints,
-    generate_from_cache,
     is_empty,
     request,
     wait_until_up,
 )
 from tests.waiting import wait_until
 
-MESSAGES = [request(seed, 40) for seed in range(8)]
-
-
-@dataclass
-class Second:
-    """Another target: on a draft of its own, and on that of the pair."""
-
-    target: TargetProcess
-    draft: LastingDraft
-
-    @contextmanager
-    def standing_still(self, pair: Pair) -> Iterator[None]:
-        """Both drafts of the target, so that its texts wait after their first tokens."""
-        with pair.draft.standing_still(), self.draft.standing_still():
-            yield
+MESSAGES = [request(seed, 20) for seed in range(8)]
 
 
 @pytest.fixture(scope="module")
-def second(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Second]:
+def second(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """Another target: on a draft of its own, and on that of the pair."""
     directory = tmp_path_factory.mktemp("second")
     with LastingDraft(directory / "draft", "--max-num-seqs", "16") as draft:
         flags = (*METRICS, "--draft", pair.draft.address, "--draft", draft.address)
@@ -52,7 +35,7 @@ def second(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sec
             wait_until_ready(process)
             for address in (pair.draft.address, draft.address):
                 wait_until_up(process, address)
-            yield Second(process, draft)
+            yield Pair(process, draft, pair.plain)
 
 
 def held_at(server: TargetProcess, address: str) -> int:
@@ -61,10 +44,10 @@ def held_at(server: TargetProcess, address: str) -> int:
     return 0 if found is None else found.open_sequences
 
 
-def test_two_targets_share_a_draft(pair: Pair, second: Second) -> None:
+def test_two_targets_share_a_draft(pair: Pair, second: Pair) -> None:
     """Their sequences have the same numbers, and the same texts."""
     at_first = [
-        request(seed, speculation={"mode": SSD, "endpoints": [pair.draft.address]})
+        request(seed, 20, speculation={"mode": SSD, "endpoints": [pair.draft.address]})
         for seed in range(4)
     ]
     plain = pair.plain.of(at_first)
@@ -82,39 +65,21 @@ def test_two_targets_share_a_draft(pair: Pair, second: Second) -> None:
     assert one.texts() == two.texts() == plain
     assert from_endpoints(one.stats()) > 0
     assert from_endpoints(two.stats()) > 0
-    generate_from_cache(second.target, at_first, pair.plain)
     wait_until(lambda: is_empty(draft))
 
 
-def test_sequences_of_a_target_are_spread_over_its_drafts(pair: Pair, second: Second) -> None:
-    names = ("ssd_draft_rounds_total", "ssd_draft_branch_tokens_total")
-    drafts = (pair.draft, second.draft)
-    before = [draft.process.metrics() for draft in drafts]
-    with second.standing_still(pair), Generations(second.target, MESSAGES) as running:
-        running.until_each_has(1)
-        held = [held_at(second.target, draft.address) for draft in drafts]
-        for draft in drafts:
-            draft.go_on()
-    assert sum(held) == len(MESSAGES)
-    assert min(held) > 0
-    assert running.texts() == pair.plain.of(MESSAGES)
-    assert from_endpoints(running.stats()) > 0
-    for draft, old in zip(drafts, before, strict=True):
-        for name in names:
-            assert draft.process.metrics()[name] > old[name]
-    generate_from_cache(second.target, MESSAGES, pair.plain)
-    wait_until(lambda: all(is_empty(draft.process) for draft in drafts))
-    wait_until_idle(second.target)
-
-
-def test_a_draft_that_leaves_hands_its_sequences_on(pair: Pair, second: Second) -> None:
+def test_a_draft_that_leaves_hands_its_sequences_on(pair: Pair, second: Pair) -> None:
     """It is told to go in the middle of eight generations: announced, drained, exit code 0.
 
     Both drafts stand still until then, so that none of the texts can end.
     """
     leaving = second.draft.process
     plain = pair.plain.of(MESSAGES)
-    with second.standing_still(pair), Generations(second.target, MESSAGES) as running:
+    with (
+        pair.draft.standing_still(),
+        second.draft.standing_still(),
+        Generations(second.target, MESSAGES) as running,
+    ):
         running.until_each_has(1)
         assert held_at(second.target, leaving.address) > 0
         leaving.terminate()
@@ -132,30 +97,3 @@ def test_a_draft_that_leaves_hands_its_sequences_on(pair: Pair, second: Second) 
     assert "drained" in leaving.log()
     assert "cut off" not in leaving.log()  # for the target has left by itself
     wait_until(lambda: is_empty(pair.draft.process))
-    generate_from_cache(second.target, MESSAGES, pair.plain)
-
-
-def test_what_a_dying_target_held_is_freed(pair: Pair, second: Second) -> None:
-    """And the other target does not notice."""
-    draft = pair.draft.process
-    own = MESSAGES[:4]
-    plain = pair.plain.of(own)
-    with (
-        pytest.raises(grpc.RpcError),
-        pair.draft.standing_still(),
-        Generations(second.target, MESSAGES) as running,
-    ):
-        running.until_each_has(1)
-        assert held_at(second.target, pair.draft.address) >= 4
-        with Generations(pair.target, own) as beside:
-            beside.until_each_has(1)
-            second.target.kill()
-            pair.draft.go_on()
-    assert beside.texts() == plain
-    assert from_endpoints(beside.stats()) > 0
-    assert not any(each.fallbacks["lost"] for each in beside.stats())
-    wait_until(lambda: is_empty(draft))
-    assert draft_info(draft).links == 1
-    ended = [v for k, v in draft.metrics().items() if k.startswith("ssd_draft_links_ended_total")]
-    assert sum(ended) >= 1
-    assert "integrity" not in draft.log()

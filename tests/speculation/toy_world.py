@@ -408,7 +408,6 @@ class World:
             256,
             PREFILL_CHUNK,
             clock=self.clock,
-            open_plane=_no_plane,
         )
 
     def make_planner(self, depth: int) -> Planner:
@@ -874,10 +873,6 @@ def _arrivals(queues: Iterable[tuple[int, int, int, int]]) -> Iterator[Arrivals]
     for counts in product(*(range(length + 1) for *_, length in waiting)):
         named = zip(waiting, counts, strict=True)
         yield tuple((*queue[:3], count) for queue, count in named if count)
-
-
-def _no_plane(*_: object) -> None:
-    return None
 
 
 _APPLY: dict[str, Callable[..., None]] = {

@@ -11,14 +11,13 @@ from typing import Any
 
 import grpc
 import pytest
-from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_status import rpc_status
 
 from ssd.v1 import target_pb2 as pb
 from ssd.v1 import target_pb2_grpc as rpc
 from tests.process_tree import engine_held
 from tests.processes import TargetProcess, draft, link_states, target
+from tests.target.refusals import refusal, retry_seconds
 from tests.waiting import HANG_SECONDS, wait_until
 
 UP, DOWN = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
@@ -32,24 +31,6 @@ def request(tokens: int, seed: int = 1) -> pb.GenerateRequest:
     )
 
 
-def refusal(call: Any) -> grpc.RpcError:
-    with pytest.raises(grpc.RpcError) as caught:
-        for _ in call:
-            pass
-    error: grpc.RpcError = caught.value
-    return error
-
-
-def retry_seconds(error: grpc.RpcError) -> float:
-    """Of the hint that comes with UNAVAILABLE."""
-    assert error.code() == grpc.StatusCode.UNAVAILABLE
-    info = error_details_pb2.RetryInfo()
-    details = rpc_status.from_call(error).details
-    assert len(details) == 1
-    assert details[0].Unpack(info)
-    return float(info.retry_delay.ToMilliseconds()) / 1000
-
-
 @contextmanager
 def watching(server: TargetProcess) -> Iterator[list[int]]:
     """What a watch of readiness hears."""
@@ -60,11 +41,9 @@ def watching(server: TargetProcess) -> Iterator[list[int]]:
         )
 
         def follow() -> None:
-            try:
+            with contextlib.suppress(grpc.RpcError):
                 for answer in call:
                     heard.append(answer.status)
-            except grpc.RpcError as error:
-                heard.append(-error.code().value[0])
 
         thread = threading.Thread(target=follow)
         thread.start()
@@ -72,45 +51,45 @@ def watching(server: TargetProcess) -> Iterator[list[int]]:
         thread.join(HANG_SECONDS)
 
 
+def assert_handed_over(call: Any, words: str) -> None:
+    error = refusal(call, grpc.StatusCode.UNAVAILABLE)
+    assert retry_seconds(error) > 0
+    assert words in error.details()
+
+
 def test_what_runs_is_finished_what_waits_is_handed_over_what_is_new_is_refused(
     tmp_path: Path,
 ) -> None:
     """And an idle link to a draft, a watch of health, a second SIGTERM change nothing of it."""
-    with draft(tmp_path / "draft", model=None) as drafting:
+    with contextlib.ExitStack() as stack:
+        drafting = stack.enter_context(draft(tmp_path / "draft", model=None))
         flags = ("--draft", drafting.address, "--max-num-seqs", "1", "--threads", "1")
-        with (
-            target(tmp_path / "target", *flags) as server,
-            server.channel() as channel,
-            contextlib.ExitStack() as stack,
-        ):
-            stub = rpc.TargetServiceStub(channel)
-            wait_until(lambda: link_states(server) == ["up"])
-            running = stub.Generate(request(600), timeout=HANG_SECONDS)
-            assert next(running).WhichOneof("event") == "started"
-            tokens = list(next(running).tokens.token_ids)  # it has begun: what comes now waits
-            with engine_held(server.process.pid):
-                waiting = [stub.Generate(request(5), timeout=HANG_SECONDS) for _ in range(2)]
-                for call in waiting:
-                    assert next(call).WhichOneof("event") == "started"
-                watch = stack.enter_context(watching(server))
-                wait_until(lambda: watch == [UP])
-                server.terminate()
-                wait_until(lambda: watch == [UP, DOWN])
-                server.terminate()
-                error = refusal(stub.Generate(request(5), timeout=HANG_SECONDS))
-                assert retry_seconds(error) > 0
-                assert "draining" in error.details()
-                assert (server.health("readiness"), server.health("liveness")) == (DOWN, UP)
-                assert server.process.poll() is None
+        server = stack.enter_context(target(tmp_path / "target", *flags))
+        stub = rpc.TargetServiceStub(stack.enter_context(server.channel()))
+        wait_until(lambda: link_states(server) == ["up"])
+        running = stub.Generate(request(200), timeout=HANG_SECONDS)
+        assert next(running).WhichOneof("event") == "started"
+        tokens = list(next(running).tokens.token_ids)  # it has begun: what comes now waits
+        with engine_held(server.process.pid):
+            waiting = [stub.Generate(request(5), timeout=HANG_SECONDS) for _ in range(2)]
             for call in waiting:
-                error = refusal(call)
-                assert retry_seconds(error) > 0
-                assert "had not begun" in error.details()
-            tokens += [t for response in running for t in response.tokens.token_ids]
-            assert len(tokens) == 600
-            assert server.wait_for_exit() == 0
-            assert "drained" in server.log()
-            assert "Traceback" not in server.log()
+                assert next(call).WhichOneof("event") == "started"
+            watch = stack.enter_context(watching(server))
+            wait_until(lambda: watch == [UP])
+            server.terminate()
+            wait_until(lambda: watch == [UP, DOWN])
+            server.terminate()
+            late = stub.Generate(request(5), timeout=HANG_SECONDS)
+            assert_handed_over(late, "draining")
+            assert (server.health("readiness"), server.health("liveness")) == (DOWN, UP)
+            assert server.process.poll() is None
+        for call in waiting:
+            assert_handed_over(call, "had not begun")
+        tokens += [t for response in running for t in response.tokens.token_ids]
+        assert len(tokens) == 200
+        assert server.wait_for_exit() == 0
+        assert "drained" in server.log()
+        assert "Traceback" not in server.log()
         wait_until(lambda: "has left" in drafting.log())
 
 

@@ -13,7 +13,7 @@ from tests.suite.scale import full_only
 from tests.waiting import wait_until
 
 PROMPT = "Once upon a time"
-OPTIONS = {"max_tokens": 400, "temperature": 0.7, "seed": 3, "ignore_eos": True}
+OPTIONS = {"max_tokens": 150, "temperature": 0.7, "seed": 3, "ignore_eos": True}
 
 
 def kill_engine(service: ServiceProcess) -> None:

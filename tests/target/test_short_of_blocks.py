@@ -11,7 +11,7 @@ from tests.processes import TargetProcess, collect, target, wait_until_idle
 from tests.suite.scale import full_only
 from tests.waiting import HANG_SECONDS
 
-NUM_REQUESTS = 6
+NUM_REQUESTS = 4
 
 
 def generate(server: TargetProcess, number: int, schema: str | None = None) -> list[int]:
@@ -22,39 +22,37 @@ def generate(server: TargetProcess, number: int, schema: str | None = None) -> l
         stop=pb.StopOptions(ignore_eos=schema is None),
         grammar=None if schema is None else pb.Grammar(json_schema=schema),
     )
-    with server.channel() as channel:
-        stub = channel.unary_stream(
-            "/ssd.v1.TargetService/Generate",
-            request_serializer=pb.GenerateRequest.SerializeToString,
-            response_deserializer=pb.GenerateResponse.FromString,
-        )
-        return collect(stub(request, timeout=HANG_SECONDS)).tokens
+    return collect(server.stub().Generate(request, timeout=HANG_SECONDS)).tokens
+
+
+def assert_all_end_with_their_text(
+    tmp_path: Path, schema: str | None, *flags: str
+) -> tuple[dict[str, float], str]:
+    """Metrics and log of the server, which has set some aside."""
+    size = ("--max-model-len", "96", "--num-kv-blocks", "12", "--metrics-listen", "127.0.0.1:0")
+    numbers = range(NUM_REQUESTS)
+    with target(tmp_path, *size, *flags) as server:
+        alone = [generate(server, number, schema) for number in numbers]
+        with ThreadPoolExecutor(NUM_REQUESTS) as pool:
+            together = list(pool.map(lambda number: generate(server, number, schema), numbers))
+        assert together == alone
+        assert all(len(tokens) > 50 for tokens in alone)
+        wait_until_idle(server)
+        metrics = server.metrics()
+        assert metrics["ssd_sequences_set_aside_total"] >= 1
+        return metrics, server.log()
 
 
 @pytest.mark.parametrize("ranks", ["1", full_only("2")])
 def test_requests_without_a_limit_all_end_with_their_text(ranks: str, tmp_path: Path) -> None:
-    size = ("--max-model-len", "96", "--num-kv-blocks", "12", "--swap-gib", "0.01", "--tp", ranks)
-    with target(tmp_path, *size, "--metrics-listen", "127.0.0.1:0") as server:
-        alone = [generate(server, number) for number in range(NUM_REQUESTS)]
-        with ThreadPoolExecutor(NUM_REQUESTS) as pool:
-            together = list(pool.map(lambda n: generate(server, n), range(NUM_REQUESTS)))
-        assert together == alone
-        wait_until_idle(server)
-        metrics = server.metrics()
-        assert metrics["ssd_sequences_set_aside_total"] >= 1
-        assert metrics["ssd_sequences_swapped_out_total"] >= 1
-        assert "KV blocks run out" in server.log()
+    flags = ("--swap-gib", "0.01", "--tp", ranks)
+    metrics, log = assert_all_end_with_their_text(tmp_path, None, *flags)
+    assert metrics["ssd_sequences_swapped_out_total"] >= 1
+    assert "KV blocks run out" in log
 
 
 def test_what_is_set_aside_under_a_grammar_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
-    schema = {"type": "array", "items": {"type": "string", "minLength": 9}, "minItems": 30}
-    size = ("--max-model-len", "96", "--num-kv-blocks", "12", "--swap-gib", "0")
-    with target(tmp_path, *size, "--metrics-listen", "127.0.0.1:0") as server:
-        long = json.dumps(schema)  # it fills the context
-        alone = [generate(server, number, long) for number in range(NUM_REQUESTS)]
-        with ThreadPoolExecutor(NUM_REQUESTS) as pool:
-            together = list(pool.map(lambda n: generate(server, n, long), range(NUM_REQUESTS)))
-        assert together == alone
-        assert all(len(tokens) > 50 for tokens in alone)
-        wait_until_idle(server)
-        assert server.metrics()["ssd_sequences_set_aside_total"] >= 1
+    """Its text fills the context."""
+    items = {"type": "string", "minLength": 9}
+    schema = json.dumps({"type": "array", "items": items, "minItems": 30})
+    assert_all_end_with_their_text(tmp_path, schema, "--swap-gib", "0")

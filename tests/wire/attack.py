@@ -2,10 +2,9 @@
 
 import asyncio
 import contextlib
-import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 from tests.wire.messages import requests
 from tests.wire.rpcs import Rpc
 
-SURELY_SENT = 0.5  # seconds in which a call has sent all that it has
 SLACK_SECONDS = 150.0  # beyond its deadline a call is a hang, however busy the machine
 MOST_RESPONSES = 8  # that are read before the call is given up
 IN_FLIGHT = 40  # calls
@@ -35,6 +33,17 @@ class Call:
     half_close: bool  # else the stream of requests stays open
     metadata: Metadata
     compressed: bool
+
+
+@dataclass(frozen=True)
+class CallEnd:
+    call: Call
+    code: str
+    details: str
+
+    @property
+    def is_wrong(self) -> bool:
+        return self.code in WRONG and self.details != NEVER_SENT
 
 
 _KEYS = ("x", "authorization", "traceparent", "grpc-tags-bin", "x-bin", "x.y_z-0", "baggage")
@@ -87,131 +96,52 @@ def _calls_of(rpc: Rpc, valid: list[bytes]) -> st.SearchStrategy[Call]:
     )
 
 
-@dataclass
-class Tally:
-    """What became of the calls: by method and status; and malformed or extreme messages that were
-    sent, by method."""
-
-    ends: Counter[tuple[str, str]] = field(default_factory=Counter)
-    messages: Counter[str] = field(default_factory=Counter)
-    wrong: list[tuple[str, str, Any]] = field(default_factory=list)
-
-    def add(self, path: str, messages: int, code: str, details: str, call: Any) -> None:
-        self.ends[path, code] += 1
-        self.messages[path] += messages
-        if code in WRONG:
-            self.wrong.append((code, details, call))
-
-    def __str__(self) -> str:
-        lines = [f"{sum(self.messages.values())} messages in {sum(self.ends.values())} calls"]
-        for path in sorted(self.messages):
-            codes = sorted((code, n) for (p, code), n in self.ends.items() if p == path)
-            text = ", ".join(f"{code} {n}" for code, n in codes)
-            lines.append(f"  {path}: {self.messages[path]} messages; {text}")
-        return "\n".join(lines)
+def shown(ends: Sequence[CallEnd]) -> str:
+    """By method and status."""
+    lines = Counter((end.call.rpc.path, end.code) for end in ends)
+    return "\n".join(f"  {path}: {code} {n}" for (path, code), n in sorted(lines.items()))
 
 
-class Attacker:
-    """An event loop on a thread, with a few connections to a process."""
+async def attack(address: str, calls: Sequence[Call]) -> list[CallEnd]:
+    """Many of them at a time."""
+    room = asyncio.Semaphore(IN_FLIGHT)
+    limits = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+    options = [*limits, ("grpc.use_local_subchannel_pool", 1)]
+    async with grpc.aio.insecure_channel(address, options) as channel:
 
-    def __init__(
-        self, address: str, valid: frozenset[bytes] = frozenset(), connections: int = 2
-    ) -> None:
-        """``valid``: messages that an honest client sends; they do not count."""
-        self._address = address
-        self._valid = valid
-        self._count = connections
-        self.tally = Tally()
-        self._room = threading.Semaphore(IN_FLIGHT)
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        async def one(call: Call) -> CallEnd:
+            async with room:
+                return await _end_of(channel, call)
 
-    def __enter__(self) -> "Attacker":
-        self._thread.start()
-        self._channels = [self._run(self._connect(i)) for i in range(self._count)]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for channel in self._channels:
-            self._run(channel.close())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-    async def _connect(self, number: int) -> grpc.aio.Channel:
-        return grpc.aio.insecure_channel(
-            self._address,
-            options=[
-                ("grpc.max_send_message_length", -1),
-                ("grpc.max_receive_message_length", -1),
-                ("grpc.use_local_subchannel_pool", 1),
-                ("attacker", number),
-            ],
-        )
-
-    def attack(self, calls: Sequence[Call]) -> None:
-        """Begin them, as soon as there is room among those that are under way."""
-        for call in calls:
-            self._room.acquire()
-            asyncio.run_coroutine_threadsafe(self._one(call), self._loop)
-
-    def finish(self) -> None:
-        for _ in range(IN_FLIGHT):
-            self._room.acquire()
-        self._room.release(IN_FLIGHT)
-
-    async def _one(self, call: Call) -> None:
-        channel = self._channels[len(self.tally.ends) % self._count]
-        try:
-            async with asyncio.timeout(call.timeout + SLACK_SECONDS):
-                code, details = await _end_of(channel, call)
-        except TimeoutError:
-            code, details = "HANG", f"{call.timeout + SLACK_SECONDS:g} s"
-        except Exception as error:
-            code, details = "UNKNOWN", f"the attacker failed: {error!r}"
-        messages = sum(message not in self._valid for message in call.messages)
-        if details == NEVER_SENT:
-            code, messages = "NEVER_SENT", 0
-        if call.cancel_after is not None or call.timeout < SURELY_SENT:
-            messages = min(1, messages)  # it may not have come to more
-        self.tally.add(call.rpc.path, messages, code, details, call)
-        self._room.release()
+        return await asyncio.gather(*map(one, calls))
 
 
-async def _end_of(channel: grpc.aio.Channel, call: Call) -> tuple[str, str]:
-    """Status and its text; unary or not, on the wire all methods are streams."""
+async def _end_of(channel: grpc.aio.Channel, call: Call) -> CallEnd:
+    """Unary or not, on the wire all methods are streams."""
     stream = channel.stream_stream(call.rpc.path)(
         _sent(call),
         timeout=call.timeout,
         metadata=grpc.aio.Metadata(*call.metadata),
         compression=grpc.Compression.Gzip if call.compressed else None,
     )
-    giving_up = _cancel_later(stream, call.cancel_after)
+    if call.cancel_after is not None:
+        asyncio.get_running_loop().call_later(call.cancel_after, stream.cancel)
     try:
-        count = 0
-        async for _ in stream:
-            count += 1
-            if count == MOST_RESPONSES:
-                stream.cancel()
-        return "OK", ""
+        async with asyncio.timeout(call.timeout + SLACK_SECONDS):
+            count = 0
+            async for _ in stream:
+                count += 1
+                if count == MOST_RESPONSES:
+                    stream.cancel()
     except grpc.aio.AioRpcError as error:
-        return error.code().name, error.details() or ""
+        return CallEnd(call, error.code().name, error.details() or "")
+    except TimeoutError:
+        return CallEnd(call, "HANG", f"{call.timeout + SLACK_SECONDS:g} s")
     except asyncio.CancelledError:
         if not stream.cancelled():
             raise
-        return "CANCELLED", ""
-    finally:
-        giving_up.cancel()
-
-
-def _cancel_later(stream: Any, seconds: float | None) -> asyncio.TimerHandle:
-    loop = asyncio.get_running_loop()
-    if seconds is None:
-        return loop.call_later(3600, lambda: None)
-    return loop.call_later(seconds, stream.cancel)
+        return CallEnd(call, "CANCELLED", "")
+    return CallEnd(call, "OK", "")
 
 
 async def _sent(call: Call) -> AsyncIterator[bytes]:

@@ -18,7 +18,7 @@ from h2.events import (
 )
 from h2.settings import SettingCodes, Settings
 
-from tests.waiting import HANG_SECONDS
+from tests.waiting import wait_until
 
 Headers = list[tuple[str, str]]
 PLENTY = 2**30
@@ -140,12 +140,8 @@ class RawConnection:
             if all(stream.ended for stream in self._streams.values()):
                 return
 
-    def until_ended(self, stream: RawStream, seconds: float = HANG_SECONDS) -> RawStream:
-        end = time.monotonic() + seconds
-        while not stream.ended and not self.gone:
-            if time.monotonic() > end:
-                raise TimeoutError(f"no end of {stream}")
-            self.listen(0.2)
+    def until_ended(self, stream: RawStream) -> RawStream:
+        wait_until(lambda: self.listen(0.2) or stream.ended or self.gone, stream)
         return stream
 
     def _note(self, event: Event) -> None:

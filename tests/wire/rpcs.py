@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Any
 
-import grpc
 from google.protobuf import descriptor_pool
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
@@ -132,7 +131,3 @@ def valid_requests(info: speculation.GetDraftInfoResponse) -> dict[str, list[byt
     for message in messages:
         valid.setdefault(message.DESCRIPTOR.full_name, []).append(message.SerializeToString())
     return valid
-
-
-def code_of(error: grpc.aio.AioRpcError) -> str:
-    return str(error.code().name)

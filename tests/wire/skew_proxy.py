@@ -3,17 +3,19 @@
 What the peer says is said as its version would; what it hears is what its version understands.
 """
 
-import asyncio
-import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import grpc
+from google.protobuf.descriptor_pb2 import FileDescriptorSet
 
-from tests.wire.contracts import VALUE, Contract, annotate, next_files, released_files
+from tests.waiting import HANG_SECONDS
+from tests.wire.contracts import VALUE, Contract, annotate, released_files
 
-Translate = Callable[[str, bytes], Iterator[bytes]]  # message name and bytes: what becomes of it
+MOST_CALLS = 16
 MESSAGES = {  # by method: its request and its response
     "/ssd.v1.TargetService/Generate": ("GenerateRequest", "GenerateResponse"),
     "/ssd.v1.TargetService/GetModelInfo": ("GetModelInfoRequest", "GetModelInfoResponse"),
@@ -23,41 +25,22 @@ MESSAGES = {  # by method: its request and its response
 
 
 class Version:
-    """How a peer of some version speaks and hears."""
+    """How a peer of some version speaks and hears: without what its contract does not know."""
 
-    def __init__(self) -> None:
+    def __init__(self, files: FileDescriptorSet) -> None:
         self.said: Counter[str] = Counter()
-
-    def speaks(self, name: str, data: bytes) -> Iterator[bytes]:
-        raise NotImplementedError
+        self._contract = Contract(files)
 
     def hears(self, name: str, data: bytes) -> Iterator[bytes]:
-        raise NotImplementedError
-
-
-class Released(Version):
-    """Of the released contract; later fields are neither said nor heard."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._contract = Contract(released_files())
+        yield self._contract.without_unknown(name, data)
 
     def speaks(self, name: str, data: bytes) -> Iterator[bytes]:
         self.said[name] += 1
-        yield self._contract.without_unknown(name, data)
-
-    hears = speaks
+        return self.hears(name, data)
 
 
 class NextMinor(Version):
     """One version ahead: says more, in every message, and says it with new kinds of frames."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._contract = Contract(next_files())
-
-    def hears(self, name: str, data: bytes) -> Iterator[bytes]:
-        yield self._contract.without_unknown(name, data)
 
     def speaks(self, name: str, data: bytes) -> Iterator[bytes]:
         message = self._contract.parse(name, data)
@@ -107,8 +90,7 @@ class Apart(Version):
     """Says of itself that it is of other versions of the protocol."""
 
     def __init__(self, newest: int, oldest: int) -> None:
-        super().__init__()
-        self._contract = Contract(released_files())
+        super().__init__(released_files())
         self._newest, self._oldest = newest, oldest
 
     def speaks(self, name: str, data: bytes) -> Iterator[bytes]:
@@ -120,68 +102,47 @@ class Apart(Version):
             message.welcome.protocol_version = self._newest
         yield message.SerializeToString()
 
-    def hears(self, name: str, data: bytes) -> Iterator[bytes]:
-        yield data
-
 
 class SkewProxy(grpc.GenericRpcHandler):
     """Between a client and a server; one of them is of the version."""
 
     def __init__(self, server: str, version: Version, of_client: bool) -> None:
-        self._server_address = server
         self._to_server = version.speaks if of_client else version.hears
         self._to_client = version.hears if of_client else version.speaks
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._channel = grpc.insecure_channel(server, [("grpc.use_local_subchannel_pool", 1)])
+        self._server = grpc.server(
+            ThreadPoolExecutor(MOST_CALLS), handlers=(self,), options=[("grpc.so_reuseport", 0)]
+        )
+        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
 
     def __enter__(self) -> "SkewProxy":
-        self._thread.start()
-        self._run(self._start())
+        self._server.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._run(self._stop())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    def _run(self, work: Any) -> None:
-        asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
-
-    async def _start(self) -> None:
-        self._channel = grpc.aio.insecure_channel(self._server_address)
-        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-        self._server.add_generic_rpc_handlers((self,))
-        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
-        await self._server.start()
-
-    async def _stop(self) -> None:
-        await self._server.stop(None)
-        await self._channel.close()
+        self._server.stop(None).wait()
+        self._channel.close()
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
         names = MESSAGES.get(details.method)
         if names is None:
             return None
-        return grpc.stream_stream_rpc_method_handler(self._relay(details.method, *names))
+        return grpc.stream_stream_rpc_method_handler(partial(self._relay, details.method, *names))
 
-    def _relay(self, method: str, request: str, response: str) -> Any:
-        async def relay(requests: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
-            call = self._channel.stream_stream(method)(
-                _translated(requests, request, self._to_server), timeout=context.time_remaining()
-            )
-            try:
-                async for data in _translated(call, response, self._to_client):
-                    yield data
-            except grpc.aio.AioRpcError as error:
-                await context.abort(error.code(), error.details(), tuple(error.trailing_metadata()))
-            finally:
-                call.cancel()
-
-        return relay
-
-
-async def _translated(messages: Any, name: str, translate: Translate) -> AsyncIterator[bytes]:
-    async for data in messages:
-        for said in translate(name, data):
-            yield said
+    def _relay(
+        self,
+        method: str,
+        request: str,
+        response: str,
+        requests: Iterator[bytes],
+        context: grpc.ServicerContext,
+    ) -> Iterator[bytes]:
+        said = (each for data in requests for each in self._to_server(request, data))
+        call = self._channel.stream_stream(method)(said, timeout=HANG_SECONDS)
+        context.add_callback(call.cancel)
+        try:
+            for data in call:
+                yield from self._to_client(response, data)
+        except grpc.RpcError as error:
+            context.set_trailing_metadata(error.trailing_metadata())
+            context.abort(error.code(), error.details())

@@ -39,11 +39,11 @@ def test_a_service_that_accepts_no_calls_finishes_what_runs_and_ends(
     monkeypatch.setenv("DEAF", str(tmp_path / "deaf"))
     with target(tmp_path / "target") as service, Client(service.address) as client:
         assert service.health("liveness") == SERVING
-        with client.stream("Once", max_tokens=300, ignore_eos=True) as stream:
+        with client.stream("Once", max_tokens=120, ignore_eos=True) as stream:
             pieces = stream.text()
             next(pieces)
             (tmp_path / "deaf").touch()
             assert list(pieces)
-        assert len(stream.result.token_ids) == 300
+        assert len(stream.result.token_ids) == 120
         assert service.wait_for_exit() == 1
         assert "gRPC accepts no calls any more" in service.log()

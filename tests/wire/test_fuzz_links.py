@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Iterator
 
 import grpc
-import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -59,12 +58,10 @@ class Fuzz:
         self._said["greetings"] += 1
         yield (visit.welcome().SerializeToString() if welcomes else b"") + greeting
         for answers, data in messages:
-            self._said["messages"] += 1
             yield (visit.say().SerializeToString() if answers else b"") + data
         # As far as a sequence was given to this endpoint: a sound answer, and something after it.
         for number, frame in enumerate(visit.frames()):
             if begins_round(frame):
-                self._said["answers"] += 1
                 sound = visit.say(branches(frame, pb.Branch(token=5, tokens=[6, 7])))
                 extra = messages[number % len(messages)][1] if messages else b""
                 yield sound.SerializeToString() + extra
@@ -72,9 +69,7 @@ class Fuzz:
                 return
 
 
-def test_nothing_that_an_endpoint_answers_harms_a_target(
-    victims: Pair, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_that_an_endpoint_answers_harms_a_target(victims: Pair) -> None:
     said: Counter[str] = Counter()
     seeds = iter(range(10_000))
 
@@ -100,17 +95,6 @@ def test_nothing_that_an_endpoint_answers_harms_a_target(
         assert victims.target.process.poll() is None
 
     attack()
-    with capsys.disabled():
-        print(f"\nendpoints: {dict(said)}, then {link_failures(victims)}")
     assert said["rounds"] >= share(ROUNDS)
     wait_until_idle(victims.target)
     assert "Traceback" not in victims.target.log()
-
-
-def link_failures(victims: Pair) -> dict[str, float]:
-    samples = victims.target.metrics().items()
-    return {
-        name.split('"')[1]: value
-        for name, value in samples
-        if name.startswith("ssd_link_failures_total{")
-    }

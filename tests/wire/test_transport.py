@@ -11,7 +11,7 @@ from ssd.v1 import target_pb2 as pb
 from tests.processes import wait_until_idle
 from tests.speculation.generations import Pair
 from tests.waiting import wait_until
-from tests.wire.raw import RawConnection, RawStream, framed, headers
+from tests.wire.raw import RawConnection, framed, headers
 
 INFO = "/ssd.v1.TargetService/GetModelInfo"
 GENERATE = "/ssd.v1.TargetService/Generate"
@@ -102,15 +102,11 @@ def test_calls_that_break_off_in_the_middle_leave_nothing(victims: Pair) -> None
         whole = client.until_ended(client.call(headers(GENERATE), request))
         half = client.call(headers(GENERATE), request[:4], end=False)
     assert whole.status[0] == OK
-    assert events(whole)[-1] == "finish"
+    assert pb.GenerateResponse.FromString(whole.messages()[-1]).WhichOneof("event") == "finish"
     assert not half.ended
     wait_until_idle(victims.target)
     wait_until(lambda: victims.target.metrics()["ssd_prompt_tokens_total"] > before)
     assert "Traceback" not in victims.target.log()
-
-
-def events(stream: RawStream) -> list[str | None]:
-    return [pb.GenerateResponse.FromString(m).WhichOneof("event") for m in stream.messages()]
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def attention(cases: int) -> Rows:
 
 def memcheck() -> Rows:
     """Under compute-sanitizer every use once, with short contexts: it is slow; and our sources."""
-    tests = ("execution/test_step_attention.py", "kernels/products/test_cuda_products.py")
+    tests = ("kernels/products/test_cuda_products.py",)
     checks = {
         "attention": ["-m", "tools.gpu.attention_check", "--cases", "2", "--longest", "700"],
         "kernels of steps": ["-m", "pytest", "-q", "-k", "64 or 250 or 1024", *_engine(tests)],

@@ -1,14 +1,11 @@
 """The prompts of a benchmark, and what their results come to. No services here."""
 
-from __future__ import annotations
-
 import csv
-import http.server
+import errno
 import json
-import os
-import threading
 import urllib.parse
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -19,10 +16,11 @@ from ssd_client.bench.measure.prompts import STORIES, load_prompts
 from ssd_client.bench.measure.requests import MeasuredRequest, closed_loop, open_loop
 from ssd_client.bench.measure.rounds import add_rounds
 from ssd_client.bench.measure.settings import RunKey, Settings
-from ssd_client.bench.report.results import Results, check_output, read_results
+from ssd_client.bench.report.results import Results, read_results
 from ssd_client.bench.report.table import show_results
 from ssd_client.errors import BadInputError, ClientError
 from ssd_client.generate.speculation import SpeculationStats
+from tests.client.http_server import QuietHandler, serving
 
 # Prompts
 
@@ -31,11 +29,8 @@ def test_a_file_of_prompts_is_read_line_by_line(tmp_path: Path) -> None:
     file = tmp_path / "some.jsonl"
     file.write_text('{"prompt": "one"}\n\n{"prompt": "two", "id": 7}\n')
     found = load_prompts(str(file), 10, 0)
-    assert (found.name, sorted(found.prompts), found.in_training) == (
-        "some.jsonl",
-        ["one", "two"],
-        False,
-    )
+    assert (found.name, found.in_training) == ("some.jsonl", False)
+    assert sorted(found.prompts) == ["one", "two"]
 
 
 @pytest.mark.parametrize(
@@ -59,53 +54,35 @@ def test_what_is_wrong_with_a_file_is_said_with_its_line(
         load_prompts(str(file), 10, 0)
 
 
-def test_a_file_that_is_not_there_names_what_would_be() -> None:
-    with pytest.raises(BadInputError, match=r"No such file.*stories, humaneval, gsm8k"):
-        load_prompts("nowhere.jsonl", 10, 0)
-
-
 def test_stories_ship_with_it_and_a_seed_decides_which() -> None:
     first, again, other = (load_prompts(STORIES, 8, seed).prompts for seed in (1, 1, 2))
     assert len(set(first)) == 8
     assert first == again != other
 
 
-class Hub(http.server.BaseHTTPRequestHandler):
+class Hub(QuietHandler):
     """The hub's server of rows, as far as it is asked here."""
 
     rows = 130
 
-    def log_message(self, *args: object) -> None:
-        pass
-
     def do_GET(self) -> None:
         asked = dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(self.path).query))
-        known = (asked["dataset"], asked["config"], asked["split"]) == (
-            "openai/gsm8k",
-            "main",
-            "test",
-        )
         first, count = int(asked["offset"]), int(asked["length"])
-        rows = range(first, min(first + count, self.rows)) if known and count <= 100 else ()
+        place = [asked[name] for name in ("dataset", "config", "split")]
+        known = place == ["openai/gsm8k", "main", "test"] and count <= 100
+        rows = range(first, min(first + count, self.rows))
         content = {"rows": [{"row": {"question": f"question {i}"}} for i in rows]}
-        self.send_response(200 if known else 404)
-        self.end_headers()
-        self.wfile.write(json.dumps(content).encode())
+        self.answer(200 if known else 404, json.dumps(content).encode())
 
 
 def test_a_set_of_a_hub_is_fetched_page_by_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    address = f"http://127.0.0.1:{server.server_address[1]}/rows"
-    monkeypatch.setattr(prompts, "_HUB", address)
-    try:
+    with serving(Hub) as url:
+        monkeypatch.setattr(prompts, "_HUB", f"{url}/rows")
         found = load_prompts("gsm8k", 120, 0)
         assert sorted(found.prompts) == sorted(f"question {i}" for i in range(120))
         assert len(load_prompts("gsm8k", 500, 0).prompts) == Hub.rows
         with pytest.raises(ClientError, match="--data humaneval: the hub cannot be reached"):
             load_prompts("humaneval", 3, 0)
-    finally:
-        server.shutdown()
 
 
 # Requests
@@ -117,21 +94,18 @@ def ask(number: int, prompt: str) -> MeasuredRequest:
 
 def test_requests_come_back_in_the_order_of_their_prompts() -> None:
     seen: list[MeasuredRequest] = []
-    done = closed_loop(ask, ["a", "b", "c"], 2, seen.append)
-    assert [each.text for each in done] == ["a", "b", "c"]
-    assert len(seen) == 3
-
-
-def test_a_poisson_process_takes_its_time_from_the_seed() -> None:
-    done = open_loop(ask, ["a", "b"], 1e4, 0, lambda measured: None)
-    assert [each.text for each in done] == ["a", "b"]
+    for done in (
+        closed_loop(ask, ["a", "b", "c"], 2, seen.append),
+        open_loop(ask, ["a", "b", "c"], 1e4, 0, seen.append),  # a Poisson process by a seed
+    ):
+        assert [each.text for each in done] == ["a", "b", "c"]
+    assert len(seen) == 6
 
 
 def test_the_times_of_a_request() -> None:
     measured = ask(0, "x")
     assert (measured.ttft_s, measured.e2el_s, measured.num_tokens) == (0.25, 1.0, 4)
-    assert measured.itls_s == [0.25, 0.5]
-    assert measured.tpot_s == 0.25
+    assert (measured.itls_s, measured.tpot_s) == ([0.25, 0.5], 0.25)
 
 
 # Metrics
@@ -169,12 +143,9 @@ def test_the_keys_are_those_of_vllm_and_ours() -> None:
     assert found["spec_decode_per_position_acceptance_rates"] == [1.0, 0.75, 0.5]
 
 
-def test_percentiles_lie_between_values() -> None:
+def test_percentiles_lie_between_values_and_an_interval_holds_its_median() -> None:
     assert percentile([1.0, 2.0, 3.0], 50) == 2.0
     assert percentile([0.0, 10.0], 99) == pytest.approx(9.9)
-
-
-def test_an_interval_holds_its_median() -> None:
     found = interval([3.0, 1.0, 2.0, 2.5, 1.5])
     assert 1.0 <= found.low <= found.median == 2.0 <= found.high <= 3.0
 
@@ -195,13 +166,10 @@ def test_texts_are_held_against_plain_decoding() -> None:
     }
     found = compare_texts(runs)
     (difference,) = found.differences
-    assert (found.compared, found.of) == (2, "off")
+    assert (found.compared, found.of, found.as_json()["equal"]) == (2, "off", 1)
     assert (difference.prompt, difference.run.mode, difference.other.mode) == (1, "ssd", "off")
     assert (difference.position, difference.token, difference.expected) == (1, 5, 6)
-    assert found.as_json()["equal"] == 1
-
-
-def test_a_text_that_ends_early_is_another_text() -> None:
+    # A text that ends early is another text.
     assert first_difference([1, 2], [1, 2, 3]) == 2
     assert first_difference([1, 2], [1, 2]) is None
 
@@ -209,7 +177,11 @@ def test_a_text_that_ends_early_is_another_text() -> None:
 # Results
 
 
-def results(tmp_path: Path, **changed: object) -> Results:
+ROUNDS = {"accepted": {"2": 3}, "look_ups": {"2": {"hit": 1}}}
+
+
+def results(measured: int = 0, **changed: object) -> Results:
+    """Of a benchmark of which so many runs are done."""
     settings = Settings(data="stories", num_prompts=1, modes=("off", "ssd"), repeats=2, **changed)
     about = {
         "command": "ssd-client bench",
@@ -218,13 +190,14 @@ def results(tmp_path: Path, **changed: object) -> Results:
         "drafts": [],
         "prompts": {"name": "stories", "count": 1, "in_training": True},
     }
-    return Results(settings, about)
+    found = Results(settings, about)
+    for key in list(settings.runs())[:measured]:
+        found.add(key, {"output_throughput": 7.0}, [], ROUNDS)
+    return found
 
 
-def test_the_setting_names_the_kinds_of_drafts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = results(tmp_path)
+def test_the_setting_names_the_kinds_of_drafts(capsys: pytest.CaptureFixture[str]) -> None:
+    found = results(measured=4)
     found.about["target"] |= {"num_parameters": 9_000_000, "dtype": "float32", "device": "cpu"}
     found.about["target"]["synthetic_acceptance"] = 0.0
     found.about["target"]["draft_inside"] = {"kind": "head", "name": "own"}
@@ -233,32 +206,22 @@ def test_the_setting_names_the_kinds_of_drafts(
         {"name": "eagle", "kind": "head", "planes": [plane]},
         {"name": "ngram", "kind": "ngram", "planes": []},
     ]
-    for key in found.settings.runs():
-        found.add(key, {"output_throughput": 7.0}, [])
     show_results(found)
-    said = capsys.readouterr().out
-    said = " ".join(said.split())
     drafts = "eagle (EAGLE-3 head, features by nccl), ngram (n-gram), own (EAGLE-3 head) inside"
-    assert f"draft {drafts};" in said
+    assert f"draft {drafts};" in " ".join(capsys.readouterr().out.split())
 
 
 def test_modes_take_turns() -> None:
-    settings = Settings(data="x", num_prompts=1, modes=("off", "ssd"), concurrency=(1, 4))
-    runs = list(settings.runs())
+    runs = list(Settings("x", 1, ("off", "ssd"), concurrency=(1, 4)).runs())
     assert [key.mode for key in runs] == ["off", "ssd"] * 6
     assert [key.load for key in runs[:4]] == [1.0, 1.0, 4.0, 4.0]
 
 
 def test_half_of_a_benchmark_is_marked_and_goes_on(tmp_path: Path) -> None:
-    file = tmp_path / "out.json"
-    first = results(tmp_path)
-    rounds = {"accepted": {"2": 3}, "look_ups": {"2": {"hit": 1}}}
-    for key in list(first.settings.runs())[:2]:
-        first.add(key, {"output_throughput": 7.0}, [], rounds)
+    file, first, second = tmp_path / "out.json", results(measured=2), results()
     first.more = {"timelines": {"off": []}, "theory": {"ssd": 9.0}, "equality": {}}
     first.save(file)
     assert read_results(file)["complete"] is False
-    second = results(tmp_path)
     assert second.resume(file) == 2
     assert second.more == {"timelines": {"off": []}, "theory": {"ssd": 9.0}}
     counted = [run["rounds"] for run in second.runs.values()]
@@ -275,10 +238,10 @@ def test_half_of_a_benchmark_is_marked_and_goes_on(tmp_path: Path) -> None:
 
 def test_other_settings_or_another_model_cannot_go_on(tmp_path: Path) -> None:
     file = tmp_path / "out.json"
-    results(tmp_path).save(file)
+    results().save(file)
     with pytest.raises(BadInputError, match=r"another max_tokens \(128, not 64\)"):
-        results(tmp_path, max_tokens=64).resume(file)
-    other = results(tmp_path)
+        results(max_tokens=64).resume(file)
+    other = results()
     other.about["target"]["fingerprint"] = "g"
     with pytest.raises(BadInputError, match="another target"):
         other.resume(file)
@@ -289,40 +252,24 @@ def test_a_file_of_something_else_cannot_go_on(tmp_path: Path, content: str) -> 
     file = tmp_path / "out.json"
     file.write_text(content)
     with pytest.raises(BadInputError, match=str(file)):
-        results(tmp_path).resume(file)
+        results().resume(file)
 
 
-def test_what_cannot_be_written_is_said_before_the_run(tmp_path: Path) -> None:
-    check_output("--out", tmp_path / "out.json")
-    for path, message in ((tmp_path, "this is a folder"), (tmp_path / "no" / "x", "not exist")):
-        with pytest.raises(BadInputError, match=message):
-            check_output("--out", path)
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "out.json"
-    results(tmp_path).save(file)
-    before = file.read_bytes()
-
-    def full(path: Path, text: str, **more: object) -> int:
-        with open("/dev/full", "w") as device:
-            return device.write(text)
-
-    monkeypatch.setattr(Path, "write_text", full)
+    results().save(file)
+    before, full = file.read_bytes(), OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(Path, "write_text", Mock(side_effect=full))
     with pytest.raises(ClientError, match="No space left"):
-        results(tmp_path).save(file)
+        results(measured=1).save(file)
     assert file.read_bytes() == before
-    assert os.listdir(tmp_path) == ["out.json"]
 
 
 def test_a_table_for_other_programs(tmp_path: Path) -> None:
-    found = results(tmp_path)
+    found = results()
     found.add(RunKey(0, 1.0, "off"), {"output_throughput": 7.0, "rates": [0.5, 0.25]}, [])
     found.add(RunKey(0, 1.0, "ssd"), {"hit_rate": None}, [])
     found.save_csv(tmp_path / "out.csv")
     rows = list(csv.DictReader((tmp_path / "out.csv").open()))
-    assert rows[0]["output_throughput"] == "7.0"
-    assert rows[0]["rates"] == "0.5000 0.2500"
+    assert (rows[0]["output_throughput"], rows[0]["rates"]) == ("7.0", "0.5000 0.2500")
     assert rows[1]["mode"] == "ssd"
-    assert json.dumps(found.as_json())

@@ -1,24 +1,16 @@
-"""The report: what is drawn, read back from the drawing; in a browser where there is one."""
+"""The report: what is drawn, read back from the drawing, and what goes to Weights & Biases."""
 
-from __future__ import annotations
-
-import functools
-import http.server
-import json
 import re
-import subprocess
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ssd_client.bench.report import pictures
+from ssd_client.bench.report import pictures, wandb_log
 from ssd_client.bench.report.report import write_report
-from tests.suite.tools import needs_tool, tool
+from ssd_client.bench.report.results import check_extra
+from ssd_client.errors import ClientError
 
-CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 MS = 1e-3
 EMPTY = {"sequence": 1, "rows": 4, "tokens": 3, "accepted": 2, "origin": "", "look_up": ""}
 
@@ -30,19 +22,21 @@ def event(service: str, kind: str, begin: float, ms: float, **more: Any) -> dict
 
 def rounds_of(mode: str, count: int = 8) -> list[dict[str, Any]]:
     """10 ms of verification each; the draft takes 6: in turns, or at the same time."""
+    turn = 6.0 if mode == "sync" else 0.0
     events = []
     for i in range(count):
-        at = 16.0 * i if mode == "sync" else 10.0 * i
-        if mode == "sync":
-            events.append(event("target", "draft", at, 6.0))
-            at += 6.0
-        if mode == "ssd":
-            events += [event("draft", "forward", at + 1 + 2 * d, 1.8, round=i) for d in range(3)]
-            events.append(event("draft", "push", at + 7.5, 0.0, round=i))
-        events.append(event("target", "forward", at, 10.0))
+        begin = (10.0 + turn) * i
         look_up = ("hit", "late", "miss_token")[i % 3] if mode == "ssd" else ""
-        begin, ms = (16.0 * i, 16.0) if mode == "sync" else (at, 10.0)
-        events.append(event("target", "round", begin, ms, round=i + 1, look_up=look_up))
+        events += [
+            event("target", "forward", begin + turn, 10.0),
+            event("target", "round", begin, 10.0 + turn, round=i + 1, look_up=look_up),
+        ]
+        if mode == "sync":
+            events.append(event("target", "draft", begin, turn))
+        if mode == "ssd":
+            at = [begin + 1 + 2 * depth for depth in range(3)]
+            events += [event("draft", "forward", each, 1.8, round=i) for each in at]
+            events.append(event("draft", "push", begin + 7.5, 0.0, round=i))
     return events
 
 
@@ -80,7 +74,9 @@ def results(complete: bool = True) -> dict[str, Any]:
         "delay_curve": [{"delay_ms": 0.0, "tokens_per_s": 300.0},
                         {"delay_ms": 20.0, "tokens_per_s": 297.0}],
         "timelines": {mode: rounds_of(mode) for mode in rates},
-        "runs": [{"mode": mode, "requests": requests} for mode in rates],
+        "runs": [{"mode": mode, "requests": requests, "repeat": 0, "load": 1.0,
+                  "metrics": {"output_throughput": 12.5, "rates": [0.5], "hit_rate": None}}
+                 for mode in rates],
     }  # fmt: skip
 
 
@@ -111,19 +107,23 @@ def test_a_timeline_shows_who_works_at_the_same_time_and_who_in_turns() -> None:
     assert len(turns) >= 2
     assert overlapping(turns, forwards) == 0
     assert "<title>target: forward, 10.00 ms, 4 rows" in svg
-
-
-def test_a_round_says_what_it_gave_in_the_colour_of_what_it_found() -> None:
-    svg = pictures.timeline({"ssd": rounds_of("ssd")})
-    for look_up in ("hit", "late", "miss_token"):
-        assert pictures.LOOK_UPS[look_up] in svg
+    # A round says what it gave in the colour of what it found; red is a miss and nothing else.
     assert "+3" in svg
+    assert all(pictures.LOOK_UPS[each] in svg for each in ("hit", "late", "miss_token"))
+    others = {*pictures.COLOURS.values(), pictures.AWAITED, pictures.WAIT, pictures.PREFILL}
+    assert pictures.LOOK_UPS["miss_token"] not in others
+
+
+NOTHING_DRAWN: dict[str, Any] = {"timelines": {}, "rounds": {}, "delay_curve": []}
+
+
+def report_of(content: dict[str, Any], folder: Path) -> str:
+    write_report(content, folder / "report.html")
+    return (folder / "report.html").read_text()
 
 
 def test_a_report_is_one_file_that_asks_for_nothing_else(tmp_path: Path) -> None:
-    file = tmp_path / "report.html"
-    write_report(results(), file)
-    page = file.read_text()
+    page = report_of(results(), tmp_path)
     # Namespaces are names, not addresses that anybody asks for.
     asked = re.findall(r'(?:src|href)="(?!#)([^"]+)"', re.sub(r'xmlns(:\w+)?="[^"]*"', "", page))
     assert asked == []
@@ -139,98 +139,35 @@ def test_a_report_is_one_file_that_asks_for_nothing_else(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("share", "words"), [(0.7, "30% below"), (1.3, "30% above"), (0.9, "")])
 def test_a_run_that_does_not_fit_theory_is_marked(share: float, words: str, tmp_path: Path) -> None:
-    content, file = results(), tmp_path / "report.html"
-    measured = {row["mode"]: row["decode_tokens_per_s"]["median"] for row in content["summary"]}
-    content["theory"]["ssd"] = measured["ssd"] / share
-    write_report(content, file)
-    said = re.findall(r'<p class="bad">ssd is (.*?) what was predicted', file.read_text())
+    content = {**results(), **NOTHING_DRAWN}
+    content["theory"]["ssd"] = 300.0 / share
+    said = re.findall(
+        r'<p class="bad">ssd is (.*?) what was predicted', report_of(content, tmp_path)
+    )
     assert said == ([words] if words else [])
 
 
-def test_red_is_a_miss_and_nothing_else() -> None:
-    red = pictures.LOOK_UPS["miss_token"]
-    others = {*pictures.COLOURS.values(), pictures.AWAITED, pictures.WAIT, pictures.PREFILL}
-    assert red not in others
+def test_what_is_not_as_it_should_be_is_said(tmp_path: Path) -> None:
+    differ = {"compared": 12, "equal": 11, "differences": [{}]}
+    page = report_of({**results(complete=False), **NOTHING_DRAWN, "equality": differ}, tmp_path)
+    for words in ("Interrupted", "--trace-events", "Texts differ: 11 of 12"):
+        assert words in page
 
 
-def test_half_of_a_benchmark_says_so_in_its_report(tmp_path: Path) -> None:
-    content = results(complete=False)
-    del content["timelines"], content["rounds"], content["theory"]
-    write_report(content, tmp_path / "report.html")
-    page = (tmp_path / "report.html").read_text()
-    assert "Interrupted" in page
-    assert "--trace-events" in page
+def test_every_run_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the real library, offline. It is an extra, so it may not be there."""
+    pytest.importorskip("wandb", reason="the extra wandb is not installed")
+    for name, value in {"MODE": "offline", "SILENT": "true", "DIR": str(tmp_path)}.items():
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    wandb_log.log_results(results(), "ssd-test")
+    (folder,) = (tmp_path / "wandb").glob("offline-run-*")
+    logged = b"".join(file.read_bytes() for file in folder.glob("*.wandb"))
+    for name in (b"ssd/output_throughput", b"stories-target", b"median/ssd/1/output_throughput"):
+        assert name in logged
+    assert b"ssd/rates" not in logged  # what is no number is no curve
 
 
-def test_texts_that_differ_are_not_passed_over(tmp_path: Path) -> None:
-    content = results()
-    content["equality"] = {"compared": 12, "equal": 11, "differences": [{}]}
-    write_report(content, tmp_path / "report.html")
-    assert "Texts differ: 11 of 12" in (tmp_path / "report.html").read_text()
-
-
-# In a browser
-
-PROBE = """<!doctype html><body><iframe id="page" src="report.html" width="1200" height="3000">
-</iframe><script>
-document.getElementById("page").onload = function () {
-  const page = this.contentDocument, found = {};
-  for (const element of page.querySelectorAll("figure svg [id]")) {
-    const box = element.getBoundingClientRect();
-    found[element.id] = [box.left, box.right, box.top, box.bottom];
-  }
-  const out = document.createElement("pre");
-  out.id = "found";
-  out.textContent = JSON.stringify(found);
-  document.body.appendChild(out);
-};
-</script></body>"""
-
-
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[tuple[Path, str]]:
-    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(tmp_path))
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield tmp_path, f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-
-
-def drawn(folder: Path, url: str) -> dict[str, list[float]]:
-    """Where a browser draws what has an id: left, right, top, bottom."""
-    (folder / "probe.html").write_text(PROBE)
-    command = [
-        tool(*CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu",
-        "--virtual-time-budget=20000", f"--user-data-dir={folder}/profile",
-        "--dump-dom", f"{url}/probe.html",
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    found = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.DOTALL)
-    assert found is not None, done.stdout[-2000:]
-    boxes: dict[str, list[float]] = json.loads(found[1])
-    return boxes
-
-
-@needs_tool("Chromium", *CHROMIUM)
-def test_a_browser_draws_target_and_draft_over_each_other_in_ssd_and_in_turns_in_sync(
-    served: tuple[Path, str],
-) -> None:
-    folder, url = served
-    write_report(results(), folder / "report.html")
-    boxes = drawn(folder, url)
-
-    def of(prefix: str) -> list[Box]:
-        return [(box[0], box[1]) for name, box in boxes.items() if name.startswith(prefix)]
-
-    draft, target = of("ssd-draft-forward"), of("ssd-target-forward")
-    assert len(draft) >= 6
-    assert all(right > left for left, right in draft + target)
-    assert overlapping(draft, target) == len(draft)
-    turns = of("sync-target-draft")
-    assert len(turns) >= 2
-    assert overlapping(turns, of("sync-target-forward")) == 0
-    lanes = {name.split("-")[1] for name in boxes if name.startswith("ssd-") and "forward" in name}
-    assert lanes == {"target", "draft"}
-    heights = [boxes[f"speed-{mode}"] for mode in ("off", "sync", "ssd")]
-    off, sync, ssd = (bottom - top for _, _, top, bottom in heights)
-    assert off < sync < ssd
+def test_an_extra_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ClientError, match=r"ssd-serve\[wandb\]"):
+        check_extra("wandb", "wandb")

@@ -6,24 +6,20 @@ import pytest
 
 from ssd_client.bench.measure.theory import theorem7
 from ssd_engine.speculation.fan_out import expected_tokens
+from tests.engine.speculation.test_fan_out import run_round
 
 
-def run_round(rng: random.Random, alpha: float, depth: int) -> int:
-    accepted = 0
-    while accepted < depth and rng.random() < alpha:
-        accepted += 1
-    return accepted
-
-
-def test_theorem_7() -> None:
-    # All hits, the tree hidden: a round costs one verification.
-    assert theorem7(1.0, 4.0, 2.0, 0.02, 0.7, 0.5) == pytest.approx(4 / 0.02)
-    # The tree takes longer than the verification.
-    assert theorem7(1.0, 4.0, 2.0, 0.02, 1.5, 0.5) == pytest.approx(4 / 0.03)
-    # All misses: the backup comes on top.
-    assert theorem7(0.0, 4.0, 2.0, 0.02, 0.7, 0.5) == pytest.approx(2 / 0.03)
-    half = (0.5 * 4 + 0.5 * 2) / (0.02 * (0.5 * 1 + 0.5 * 1.5))
-    assert theorem7(0.5, 4.0, 2.0, 0.02, 0.7, 0.5) == pytest.approx(half)
+@pytest.mark.parametrize(
+    ("hits", "tree", "speed"),
+    [
+        (1.0, 0.7, 4 / 0.02),  # the tree is hidden: a round costs one verification
+        (1.0, 1.5, 4 / 0.03),  # it takes longer than that
+        (0.0, 0.7, 2 / 0.03),  # all misses: the backup comes on top
+        (0.5, 0.7, (0.5 * 4 + 0.5 * 2) / (0.02 * (0.5 * 1 + 0.5 * 1.5))),
+    ],
+)
+def test_theorem_7(hits: float, tree: float, speed: float) -> None:
+    assert theorem7(hits, 4.0, 2.0, 0.02, tree, 0.5) == pytest.approx(speed)
 
 
 def test_theorem_7_is_the_speed_of_a_simulated_clock() -> None:

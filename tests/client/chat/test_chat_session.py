@@ -1,7 +1,5 @@
 """A conversation without a server: commands, history, statistics."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -36,17 +34,20 @@ def test_the_history_goes_along() -> None:
 
 def test_commands_change_the_next_replies() -> None:
     session = Session(RequestOptions(temperature=1.0, seed=5))
-    assert session.obey("/temp 0.25") == "temperature: 0.25"
-    assert session.obey("/seed 9") == "seed: 9"
-    assert session.obey("/mode sync") == "mode: sync"
-    assert session.obey("/system  Speak like a pirate.") == "system: Speak like a pirate."
-    options = session.options
-    assert (options["temperature"], options["seed"], options["mode"]) == (0.25, 9, "sync")
+    for line, said in {
+        "/temp 0.25": "temperature: 0.25",
+        "/seed 9": "seed: 9",
+        "/mode sync": "mode: sync",
+        "/system  Speak like a pirate.": "system: Speak like a pirate.",
+    }.items():
+        assert session.obey(line) == said
+    assert session.options == RequestOptions(temperature=0.25, seed=9, mode="sync")
     assert session.system == "Speak like a pirate."
-    session.obey("/seed")
-    session.obey("/mode auto")
-    session.obey("/system")
+    for line in ("/seed", "/mode auto", "/system"):
+        session.obey(line)
     assert (session.options["seed"], session.options["mode"], session.system) == (None, None, None)
+    with pytest.raises(Quit):
+        session.obey("/quit")
 
 
 @pytest.mark.parametrize(
@@ -74,11 +75,6 @@ def test_statistics_count_where_tokens_came_from() -> None:
         "2 replies · 6 tokens · 1.0 tokens/s · 2 by the target alone · 2 from the cache · "
         "1 just in time · 1 by n-gram"
     )
-
-
-def test_one_can_leave() -> None:
-    with pytest.raises(Quit):
-        Session(RequestOptions()).obey("/quit")
 
 
 def test_what_was_said_is_saved_as_messages(tmp_path: Path) -> None:

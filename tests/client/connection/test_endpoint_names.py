@@ -1,7 +1,5 @@
 """Targets behind a name: all of them are used, and it is looked up again when they are gone."""
 
-from __future__ import annotations
-
 import socket
 import time
 
@@ -10,23 +8,17 @@ from click.testing import CliRunner
 
 from ssd_client.cli import cli
 from ssd_client.connection import endpoints as endpoints_module
-from ssd_client.connection.endpoints import Endpoints, check_target, connect, connect_one
+from ssd_client.connection.endpoints import check_target, connect, connect_one
 from ssd_client.connection.failover import RetryPolicy
-from ssd_client.errors import EndpointLostError
 from ssd_client.generate.events import Moved
 from ssd_client.generate.request import TextPrompt, build_request
 from ssd_client.generate.request_options import RequestOptions
 from ssd_client.generate.result import GenerationResult, Timing
 from ssd_client.generate.stream import generate
-from ssd_client.terminal.render import endpoint_text
-from tests.client.scripted_target import DRAWN_SEED, Script, full_tokens, leaving, serve
+from tests.client.scripted_target import DRAWN_SEED, full_tokens, leaving
 
 REQUEST = build_request(TextPrompt("Once"), RequestOptions())
 QUICK = RetryPolicy(lost_wait_s=0.05)
-
-
-def port_of(address: str) -> str:
-    return address.rpartition(":")[2]
 
 
 @pytest.fixture
@@ -45,26 +37,22 @@ def zone(monkeypatch):
 
 def run(endpoints, policy=QUICK):
     result = GenerationResult(Timing(sent=time.monotonic()))
-    moves = []
-    for event in generate(endpoints, REQUEST, policy=policy):
+    events = list(generate(endpoints, REQUEST, policy=policy))
+    for event in events:
         result.add(event, time.monotonic())
-        if isinstance(event, Moved):
-            moves.append(event)
+    moves = [(each.to, each.leaving, each.wait_s) for each in events if isinstance(each, Moved)]
     assert result.token_ids == full_tokens(12, DRAWN_SEED)
-    return result, moves
+    return result.endpoints, moves
 
 
 def test_all_addresses_behind_a_name_are_tried_and_the_name_is_kept(zone, nobody, start):
     server = start()
     zone["targets.test"] = [nobody, server.address]
     seen = set()
-    for _ in range(40):
+    while len(seen) < 2:  # the first choice is spread
         with connect(["dns:///targets.test:7410"]) as endpoints:
             assert {each.server_name for each in endpoints} == {"targets.test"}
             seen.add(endpoints[0].address)
-            if len(seen) == 2:
-                break
-    assert seen == {nobody, server.address}  # the first choice is spread
     with connect(["dns:///targets.test:7410"]) as endpoints:
         run(endpoints)
 
@@ -74,18 +62,15 @@ def test_when_all_are_lost_the_name_is_looked_up_again(zone, nobody, start):
     zone["targets.test"] = [first.address]
     with connect(["dns:///targets.test:7410"]) as endpoints:
         zone["targets.test"] = [nobody, second.address]
-        result, _ = run(endpoints)
-    assert result.endpoints[0] == first.address
-    assert result.endpoints[-1] == second.address
+        served_by, _ = run(endpoints)
+    assert (served_by[0], served_by[-1]) == (first.address, second.address)
     assert len(second.requests[0].generated_token_ids) == 4 * 3
 
 
 def test_a_name_without_an_answer_is_one_clear_line(zone, start):
-    with pytest.raises(EndpointLostError, match="cannot look it up: Name"):
-        Endpoints(["dns:///nobody.test:7410"])
     result = CliRunner().invoke(cli, ["info", "--target", "dns:///nobody.test:7410"])
-    assert result.exit_code == 1
-    assert "cannot look it up" in result.stderr
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+    assert "cannot look it up: Name" in result.stderr
     server = start()
     with connect(["dns:///nobody.test:7410", server.address]) as endpoints:  # another is left
         run(endpoints)
@@ -93,20 +78,12 @@ def test_a_name_without_an_answer_is_one_clear_line(zone, start):
 
 def test_commands_take_names(start):
     server = start()
-    name = f"dns:///localhost:{port_of(server.address)}"  # the system's own resolver
-    with connect_one(f"dns:///127.0.0.1:{port_of(server.address)}") as endpoint:
+    port = server.address.rpartition(":")[2]
+    name = f"dns:///localhost:{port}"  # the system's own resolver
+    with connect_one(f"dns:///127.0.0.1:{port}") as endpoint:
         assert endpoint.address == server.address
-    result = CliRunner().invoke(cli, ["generate", "--target", name, "Once"])
-    assert result.exit_code == 0, result.stderr
     result = CliRunner().invoke(cli, ["status", "--target", name, "--json"])
     assert server.address in result.stdout
-
-
-def test_links_are_shown_with_what_named_them():
-    link = {"address": "10.0.0.7:7420", "state": "up", "draft_name": "tiny", "reason": ""}
-    found = {**link, "open_sequences": 0, "source": "dns:///drafts:7420"}
-    assert endpoint_text(found) == "10.0.0.7:7420 of dns:///drafts:7420 up (tiny)"
-    assert endpoint_text({**found, "source": ""}) == "10.0.0.7:7420 up (tiny)"
 
 
 @pytest.mark.parametrize("text", ["dns:///a", "dns:a:1", "dns:///a:0", "dns:////a:1", "http://a:1"])
@@ -121,14 +98,11 @@ def test_one_that_starts_or_stops_is_waited_for_over_a_new_connection(start):
     with connect([server.address]) as endpoints:
         _, moves = run(endpoints, RetryPolicy(retries=0))
         assert endpoints[0].generation == 4
-    assert [move.leaving for move in moves] == [True] * 3
+    assert [leaving for _, leaving, _ in moves] == [True] * 3
 
 
-def test_one_that_leaves_is_left_for_another_at_once():
-    with (
-        serve(Script(refuse=leaving("draining", 30.0))) as first,
-        serve(Script()) as second,
-        connect([first.address, second.address]) as endpoints,
-    ):
+def test_one_that_leaves_is_left_for_another_at_once(start):
+    first, second = start(refuse=leaving("draining", 30.0)), start()
+    with connect([first.address, second.address]) as endpoints:
         _, moves = run(endpoints, RetryPolicy(retries=0))
-    assert [(move.to, move.leaving, move.wait_s) for move in moves] == [(second.address, True, 0.0)]
+    assert moves == [(second.address, True, 0.0)]

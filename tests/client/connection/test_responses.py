@@ -1,7 +1,6 @@
 """What is read of a call, while a signal may strike the main thread at any moment."""
 
-from __future__ import annotations
-
+import _thread
 import queue
 import signal
 import threading
@@ -11,7 +10,8 @@ import pytest
 
 from ssd_client.connection import responses
 from ssd_client.connection.responses import Responses
-from tests.waiting import HANG_SECONDS, wait_until
+from ssd_client.connection.waiting import take
+from tests.waiting import wait_until
 
 
 class FakeCall:
@@ -27,7 +27,7 @@ class FakeCall:
         self.most_ahead = 0
         self.cancelled = False
 
-    def __iter__(self) -> FakeCall:
+    def __iter__(self) -> "FakeCall":
         return self
 
     def __next__(self) -> object:
@@ -65,43 +65,40 @@ def strike():
     signal.signal(signal.SIGUSR1, before)
 
 
-def test_all_responses_in_order_and_then_the_end():
-    call = FakeCall(*range(1000), StopIteration())
+def test_what_ended_the_call_comes_after_what_it_gave():
+    call = FakeCall("a", "b", ValueError("lost"))
     with closing(Responses(call)) as read:
+        assert [next(iter(read)) for _ in range(2)] == ["a", "b"]
+        with pytest.raises(ValueError, match="lost"):
+            next(iter(read))
+    with closing(Responses(FakeCall(*range(1000), StopIteration()))) as read:
         assert list(read) == list(range(1000))
 
 
-def test_what_ended_the_call_comes_after_what_it_gave():
-    call = FakeCall("a", "b", ValueError("lost"))
-    seen = []
-    with closing(Responses(call)) as read, pytest.raises(ValueError, match="lost"):
-        for each in read:
-            seen.append(each)
-    assert seen == ["a", "b"]
-
-
-def test_a_signal_interrupts_the_wait_for_a_response(strike):
+@pytest.mark.parametrize("at", ["a response", "the end"])
+def test_a_signal_interrupts_the_wait_for(strike, at):
     call = FakeCall("a")
     with pytest.raises(Struck), closing(Responses(call)) as read:
         for _ in read:
             strike()
+            if at == "the end":
+                read.let_end(20)
     assert call.cancelled
     assert threading.main_thread() not in call.readers  # gRPC's locks are not the main thread's
 
 
-def test_a_signal_interrupts_the_wait_for_the_end(strike):
-    with pytest.raises(Struck), closing(Responses(FakeCall("last"))) as read:
-        for _ in read:
-            strike()
-            read.let_end(20)
+def test_a_signal_that_ends_no_wait_is_noticed_all_the_same():
+    """As one that arrives in the moment before the wait: nothing wakes the thread for it."""
+    threading.Timer(0.1, _thread.interrupt_main).start()
+    with pytest.raises(KeyboardInterrupt):
+        take(queue.SimpleQueue())
 
 
 def test_an_end_that_does_not_come_is_not_waited_for_long():
     call = FakeCall("last")
     with closing(Responses(call)) as read:
-        for _ in read:
-            read.let_end(0.01)
-            break
+        next(iter(read))
+        read.let_end(0.01)
         assert not call.cancelled
     assert call.cancelled
 
@@ -118,6 +115,4 @@ def test_little_is_read_ahead_of_a_slow_reader(monkeypatch):
             ahead = min(40, call.used + 3)
             wait_until(lambda ahead=ahead: call.taken >= ahead)
     assert call.most_ahead <= 4  # the one that is handed over, and three
-    for reader in call.readers:
-        reader.join(HANG_SECONDS)
-        assert not reader.is_alive()
+    wait_until(lambda: not any(reader.is_alive() for reader in call.readers))

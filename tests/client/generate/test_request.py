@@ -1,7 +1,5 @@
 """What is put on the wire, and what is not."""
 
-from __future__ import annotations
-
 import pytest
 
 from ssd.v1 import target_pb2
@@ -10,13 +8,13 @@ from ssd_client.errors import BadInputError
 from ssd_client.generate.request import (
     ChatPrompt,
     TextPrompt,
-    TokenPrompt,
     build_request,
     pack_token_ids,
     resume_request,
 )
 from ssd_client.generate.request_options import RequestOptions
 from ssd_client.generate.speculation import MODES, VERIFICATIONS
+from tests.client.every_option import BY_PYTHON, on_the_wire
 
 
 def test_nothing_but_the_prompt_is_sent_by_default():
@@ -43,59 +41,13 @@ def test_names_for_the_chat_template_go_with_the_messages():
 
 
 def test_every_option_has_its_field():
-    options = RequestOptions(
-        request_id="r1",
-        temperature=0.5,
-        top_k=7,
-        top_p=0.25,
-        min_p=0.125,
-        repetition_penalty=1.5,
-        presence_penalty=-0.5,
-        frequency_penalty=0.75,
-        logit_bias={3: -100.0, 4: 1.5},
-        seed=2**64 - 1,
-        max_tokens=9,
-        stop=("\n\n", "END"),
-        stop_token_id=(5, 6),
-        ignore_eos=True,
-        logprobs=True,
-        top_logprobs=2,
-        mode="ssd",
-        draft=("h:1", "h:2"),
-        depth=4,
-        verification="rejection",
-        down_weight=0.5,
-        cache_salt="s1",
-    )
-    assert build_request(TextPrompt("x"), options) == target_pb2.GenerateRequest(
-        request_id="r1",
-        cache_salt="s1",
-        text="x",
-        sampling=target_pb2.SamplingOptions(
-            temperature=0.5,
-            top_k=7,
-            top_p=0.25,
-            min_p=0.125,
-            repetition_penalty=1.5,
-            presence_penalty=-0.5,
-            frequency_penalty=0.75,
-            logit_bias={3: -100.0, 4: 1.5},
-            seed=2**64 - 1,
-        ),
-        stop=target_pb2.StopOptions(
-            max_tokens=9, strings=["\n\n", "END"], token_ids=[5, 6], ignore_eos=True
-        ),
-        logprobs=target_pb2.LogprobOptions(chosen=True, top_n=2),
-        speculation=target_pb2.SpeculationOptions(
-            mode=target_pb2.SPECULATION_MODE_SSD,
-            verification=target_pb2.VERIFICATION_MODE_REJECTION,
-            depth=4,
-            endpoints=["h:1", "h:2"],
-            down_weight=0.5,
-        ),
+    assert build_request(TextPrompt("x"), BY_PYTHON) == on_the_wire()
+    assert BY_PYTHON.keys() | GRAMMARS | {"chat_template_kwargs"} == set(
+        RequestOptions.__annotations__
     )
 
 
+GRAMMARS = {"json_schema", "regex", "choice", "grammar"}
 SCHEMA = {"type": "object"}
 
 
@@ -149,37 +101,14 @@ def test_a_number_that_cannot_be_sent_is_refused_by_name(name, value):
         build_request(TextPrompt("x"), {name: value})
 
 
-def test_chat_messages_keep_their_order():
-    request = build_request(ChatPrompt((("system", "be"), ("user", "hi"))), RequestOptions())
-    assert [(m.role, m.content) for m in request.chat.messages] == [
-        ("system", "be"),
-        ("user", "hi"),
-    ]
-
-
-def test_token_ids_are_four_bytes_little_endian():
-    request = build_request(TokenPrompt((1, 258, 2**32 - 1)), RequestOptions())
-    assert request.token_ids == b"\x01\0\0\0\x02\x01\0\0\xff\xff\xff\xff"
-
-
 def test_a_resume_is_the_same_request_with_seed_and_tokens():
-    options = RequestOptions(
-        temperature=0.5, max_tokens=9, stop=("x",), logprobs=True, mode="ssd", draft=("h:1",)
-    )
-    request = build_request(TextPrompt("Once"), options)
-    before = target_pb2.GenerateRequest.FromString(request.SerializeToString())
+    request, expected = on_the_wire(), on_the_wire()
     resumed = resume_request(request, 77, [1, 2])
-    assert request == before
-    expected = before
+    assert request == on_the_wire()
     expected.sampling.seed = 77
     expected.generated_token_ids = b"\x01\0\0\0\x02\0\0\0"
     assert resumed == expected
-
-
-def test_a_resume_keeps_what_the_request_itself_resumed():
-    request = target_pb2.GenerateRequest(text="a", generated_token_ids=pack_token_ids([1]))
-    resumed = resume_request(request, 0, [2, 3])
-    assert resumed.generated_token_ids == pack_token_ids([1, 2, 3])
+    assert resume_request(resumed, 0, [3]).generated_token_ids == pack_token_ids([1, 2, 3])
 
 
 def test_a_resume_asks_for_the_prompt_again_only_if_nothing_came_after_it():

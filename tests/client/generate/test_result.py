@@ -1,7 +1,5 @@
 """Statistics: what is counted, how the line reads, what the JSON holds."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -62,26 +60,16 @@ def test_the_line_says_how_often_it_resumed():
     assert statistics(result_of(*events))[-1] == "resumed once"
     events += [(14, Tokens((2,), "")), (15, started("a:1"))]
     assert statistics(result_of(*events))[-1] == "resumed 2 times"
-
-
-def test_an_endpoint_that_is_lost_before_the_first_token_is_no_resume():
+    # One that is lost before the first token is no resume.
     result = result_of((11, started()), (12, started("b:2", seed=5)), (13, Tokens((1,), "")))
-    assert result.resumed == 0
     assert statistics(result) == ["1 token", "first after 3.00 s", "unfinished", "seed 5"]
 
 
-def test_one_token_has_no_rate():
-    result = result_of((11, started()), (12, Tokens((1,), "a")), (12, finished(1)))
-    assert result_json(result, logprobs=False)["timing"] == {
-        "ttft_ms": 2000.0,
-        "tokens_per_s": None,
-        "total_ms": 2000.0,
-    }
-
-
-def test_tokens_that_come_at_once_have_no_rate():
-    result = result_of((11, started()), (12, Tokens((1, 2), "a")), (12, finished(2)))
-    assert result.timing.tokens_per_s(2) is None
+@pytest.mark.parametrize("ids", [(1,), (1, 2)])
+def test_tokens_that_come_at_once_have_no_rate(ids):
+    result = result_of((11, started()), (12, Tokens(ids, "a")), (12, finished(len(ids))))
+    timing = {"ttft_ms": 2000.0, "tokens_per_s": None, "total_ms": 2000.0}
+    assert result_json(result, logprobs=False)["timing"] == timing
 
 
 def test_json_of_a_finished_generation():
@@ -112,14 +100,6 @@ def test_json_of_a_finished_generation():
         "endpoints": ["a:1"],
         "resumed": 0,
     }
-
-
-def test_json_of_a_generation_that_was_cut_off():
-    result = result_of((11, started()), (12, Tokens((1,), "a")))
-    content = result_json(result, logprobs=False)
-    assert content["finish_reason"] is None
-    assert content["usage"]["completion_tokens"] == 1
-    assert "logprobs" not in content
 
 
 def line_of(stats, tokens):
@@ -230,16 +210,17 @@ def test_a_part_without_statistics_adds_no_tokens():
 
 
 @pytest.mark.parametrize(
-    ("draft_name", "reason", "sequences", "text"),
+    ("told", "text"),
     [
-        ("", "", 0, "h:1 up"),
-        ("tiny", "", 1, "h:1 up (tiny, 1 sequence)"),
-        ("", "no answer", 0, "h:1 up (no answer)"),
+        ({}, "h:1 up"),
+        ({"draft_name": "tiny", "open_sequences": 1}, "h:1 up (tiny, 1 sequence)"),
+        ({"reason": "no answer"}, "h:1 up (no answer)"),
+        ({"source": "dns:///d:1", "draft_name": "tiny"}, "h:1 of dns:///d:1 up (tiny)"),
     ],
 )
-def test_what_an_endpoint_is_called(draft_name, reason, sequences, text):
-    endpoint = {"address": "h:1", "state": "up", "draft_name": draft_name, "reason": reason}
-    assert endpoint_text({**endpoint, "open_sequences": sequences}) == text
+def test_what_an_endpoint_is_called(told, text):
+    endpoint = {"address": "h:1", "state": "up", "draft_name": "", "reason": ""}
+    assert endpoint_text({**endpoint, "open_sequences": 0, **told}) == text
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,5 @@
 """Streaming and resuming against scripted servers: exact tokens, exact text, exact requests."""
 
-from __future__ import annotations
-
-import contextlib
 import time
 from concurrent import futures
 
@@ -17,16 +14,16 @@ from ssd_client.errors import (
     BadInputError,
     ClientError,
     DeadlineError,
+    EndpointFailedError,
     EndpointFullError,
     EndpointLostError,
     ModelMismatchError,
 )
 from ssd_client.generate import stream
-from ssd_client.generate.events import FinishReason, Moved, Started, Tokens, Usage
+from ssd_client.generate.events import FinishReason, Moved, Started, Usage
 from ssd_client.generate.request import (
     TextPrompt,
     build_request,
-    pack_token_ids,
     resume_request,
 )
 from ssd_client.generate.request_options import RequestOptions
@@ -34,15 +31,13 @@ from ssd_client.generate.result import GenerationResult, Timing
 from ssd_client.generate.stream import generate
 from tests.client.scripted_target import (
     DRAWN_SEED,
-    Script,
     full,
     full_text,
     full_tokens,
     invalid,
-    serve,
     silence,
     status,
-    token,
+    unpack,
 )
 from tests.waiting import HANG_SECONDS, wait_until
 
@@ -50,13 +45,14 @@ QUICK = RetryPolicy(lost_wait_s=0.05, full_wait_s=0.05)
 
 
 class FakeClock:
-    """Time passes only by sleeping, and where a test lets it."""
+    """Time passes by sleeping, with each look if `step` is given, and where a test lets it."""
 
-    def __init__(self) -> None:
-        self.now = 1000.0
+    def __init__(self, step: float = 0.0) -> None:
+        self.now, self.step = 1000.0, step
         self.slept: list[float] = []
 
     def monotonic(self) -> float:
+        self.now += self.step
         return self.now
 
     def sleep(self, seconds: float, /) -> None:
@@ -64,24 +60,12 @@ class FakeClock:
         self.now += seconds
 
 
-class LookingClock(FakeClock):
-    """Time passes with each look, however long that takes."""
-
-    def __init__(self, step: float = 0.25) -> None:
-        super().__init__()
-        self._step = step
-
-    def monotonic(self) -> float:
-        self.now += self._step
-        return self.now
-
-
-def run(addresses, request=None, *, result=None, events=None, on_event=None, **settings):
+def run(servers, request=None, *, result=None, events=None, on_event=None, **settings):
     """The result of a request, of a failed one too when `result` is given."""
     request = request or build_request(TextPrompt("Once"), RequestOptions())
     result = result or GenerationResult(Timing(sent=time.monotonic()))
     settings.setdefault("policy", QUICK)
-    with connect(addresses) as endpoints:
+    with connect([getattr(each, "address", each) for each in servers]) as endpoints:
         for event in generate(endpoints, request, **settings):
             result.add(event, time.monotonic())
             if events is not None:
@@ -98,11 +82,15 @@ def check_whole(result, count=12, seed=DRAWN_SEED):
     assert result.finished.reason is FinishReason.LENGTH
 
 
+def resumed_at(server):
+    """After how many tokens each of its requests went on."""
+    return [len(unpack(each.generated_token_ids)) for each in server.requests]
+
+
 def test_a_plain_generation(start):
-    server = start()
+    server, events = start(), []
     request = build_request(TextPrompt("Once"), RequestOptions(request_id="mine", seed=3))
-    events = []
-    result = run([server.address], request, events=events)
+    result = run([server], request, events=events)
     check_whole(result, seed=3)
     assert server.requests == [request]
     assert events[0] == Started(server.address, "mine", 3, 4, "model-a")
@@ -112,13 +100,16 @@ def test_a_plain_generation(start):
 def test_a_finished_call_is_not_cancelled(start, monkeypatch):
     monkeypatch.setattr(stream, "_END_OF_CALL_S", HANG_SECONDS)
     server = start(linger_s=0.1)
-    run([server.address])
-    assert server.target.ended_well.wait(HANG_SECONDS)
-    assert not server.target.cancelled.is_set()
+    run([server])
+    assert server.ended_well.wait(HANG_SECONDS)
+    assert not server.cancelled.is_set()
 
 
+LOST = (grpc.StatusCode.UNAVAILABLE, "Socket closed")
+FAILED = (grpc.StatusCode.INTERNAL, "engine failed: out of cheese")
+PASSED = (grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
 BROKEN = [
-    (grpc.StatusCode.UNAVAILABLE, "Socket closed"),
+    LOST,
     (grpc.StatusCode.UNAVAILABLE, "the server is draining"),
     (grpc.StatusCode.INTERNAL, "Received RST_STREAM with error code 2"),
     (grpc.StatusCode.UNKNOWN, "Stream removed"),
@@ -129,13 +120,10 @@ BROKEN = [
 @pytest.mark.parametrize(("code", "details"), BROKEN)
 @pytest.mark.parametrize("after", [1, 5, 12])  # 12: all but the finish had come
 def test_a_lost_stream_is_resumed_exactly(start, code, details, after):
-    first, second = start(abort_after=(after, code, details)), start()
-    request = build_request(
-        TextPrompt("Once"),
-        RequestOptions(temperature=0.5, stop=("zzz",), max_tokens=None, logprobs=True),
-    )
-    events = []
-    result = run([first.address, second.address], request, events=events)
+    first, second, events = start(abort_after=(after, code, details)), start(), []
+    options = RequestOptions(temperature=0.5, stop=("zzz",), max_tokens=None, logprobs=True)
+    request = build_request(TextPrompt("Once"), options)
+    result = run([first, second], request, events=events)
     check_whole(result)
     assert len(result.logprobs) == 12
     assert first.requests == [request]
@@ -145,132 +133,128 @@ def test_a_lost_stream_is_resumed_exactly(start, code, details, after):
     assert (result.endpoints, result.resumed) == ([first.address, second.address], 1)
 
 
-def test_a_stream_that_ends_without_a_finish_is_resumed(start):
-    first, second = start(end_after=3), start()
-    check_whole(run([first.address, second.address]))
-    assert second.requests[0].generated_token_ids == pack_token_ids(full_tokens(3))
-
-
-def test_a_server_that_stops_is_left_for_the_next(start):
-    first, second = start(hang_after=4), start()
-    events = []
-
-    def stop_after_four(event):
-        if sum(isinstance(each, Tokens) for each in events) == 4:
-            first.server.stop(0)
-
-    check_whole(run([first.address, second.address], events=events, on_event=stop_after_four))
-    assert [e.tokens for e in events if isinstance(e, Moved)] == [4]
-
-
-def test_three_servers_in_turn(start):
-    servers = [
-        start(abort_after=(3, *BROKEN[0])),
-        start(abort_after=(4, *BROKEN[0])),
-        start(),
-    ]
-    result = run([each.address for each in servers])
-    check_whole(result)
-    assert [len(s.requests[0].generated_token_ids) // 4 for s in servers] == [0, 3, 7]
-    assert result.resumed == 2
-
-
-def test_the_given_seed_stays(start):
-    first, second = start(abort_after=(2, *BROKEN[0])), start()
-    request = build_request(TextPrompt("Once"), RequestOptions(seed=0))
-    check_whole(run([first.address, second.address], request), seed=0)
+@pytest.mark.parametrize(
+    ("scripts", "resumed"),
+    [
+        ([{"end_after": 3}, {}], [[0], [3]]),  # it ends without a finish
+        ([{"abort_after": (3, *LOST)}, {"abort_after": (4, *LOST)}, {}], [[0], [3], [7]]),
+        ([{"abort_after": (0, *FAILED)}, {}], [[0], [0]]),
+        ([{"abort_after": (5, *FAILED)}, {}], [[0], [5]]),
+        # Before a token is seen, another model may serve it as well.
+        (
+            [
+                {"abort_after": (0, *LOST)},
+                {"abort_after": (3, *LOST), "fingerprint": "model-b"},
+                {"fingerprint": "model-b"},
+            ],
+            [[0], [0], [3]],
+        ),
+        # Afterwards only one that serves the same.
+        ([{"abort_after": (2, *LOST)}, {"fingerprint": "model-b"}, {}], [[0], [2], [2]]),
+        ([{"refuse": full("queue full", 30.0)}, {}], [[0], [0]]),
+        ([{"refuse": full("full", None, times=1)}], [[0, 0]]),
+        (
+            [{"abort_after": (4, *LOST)}, {"refuse": full("full", 0.05, times=2)}],
+            [[0], [4, 4, 4]],
+        ),
+    ],
+)
+def test_where_a_request_goes_on(start, scripts, resumed):
+    servers = [start(**script) for script in scripts]
+    check_whole(run(servers, build_request(TextPrompt("Once"), {"seed": 0})), seed=0)
+    assert [resumed_at(each) for each in servers] == resumed
 
 
 def test_an_unreachable_endpoint_is_passed_over(start, nobody):
-    server = start()
-    request = build_request(TextPrompt("Once"), RequestOptions())
-    events = []
-    result = run([nobody, server.address], request, events=events)
+    server, events = start(), []
+    result = run([nobody, server], events=events)
     check_whole(result)
-    assert server.requests == [request]
-    assert events[0] == Moved(
-        nobody, server.address, 0, False, 0.0, f"{nobody}: cannot connect: Connection refused"
-    )
+    reason = f"{nobody}: cannot connect: Connection refused"
+    assert events[0] == Moved(nobody, server.address, 0, False, 0.0, reason)
     assert result.resumed == 0
 
 
-def test_without_a_token_the_request_is_sent_again_as_it_was(start):
-    # The second server may even serve another model: nothing of the first was seen.
-    first = start(abort_after=(0, *BROKEN[0]))
-    second = start(fingerprint="model-b", abort_after=(3, *BROKEN[0]))
-    third = start(fingerprint="model-b")
-    request = build_request(TextPrompt("Once"), RequestOptions())
-    check_whole(run([first.address, second.address, third.address], request))
-    assert second.requests == [request]
-    assert len(third.requests) == 1
-
-
 def test_another_model_is_not_resumed_on(start):
-    first = start(abort_after=(2, *BROKEN[0]))
+    first = start(abort_after=(2, *LOST))
     second = start(fingerprint="model-b", hang_after=4)  # it would go on, were it not cancelled
     result = GenerationResult(Timing(sent=0.0))
     with pytest.raises(ModelMismatchError, match=r"serves another model than .*model-b.*model-a"):
-        run([first.address, second.address], result=result)
+        run([first, second], result=result)
     assert result.token_ids == full_tokens(2)
-    assert second.target.cancelled.wait(HANG_SECONDS)
+    assert second.cancelled.wait(HANG_SECONDS)
 
 
-def test_a_further_endpoint_that_fits_is_resumed_on(start):
-    first = start(abort_after=(2, *BROKEN[0]))
-    second, third = start(fingerprint="model-b"), start()
-    result = run([first.address, second.address, third.address])
-    check_whole(result)
-    assert len(second.requests) == len(third.requests) == 1
-    assert third.requests[0].generated_token_ids == pack_token_ids(full_tokens(2))
+@pytest.mark.parametrize(
+    ("scripts", "kind", "message", "tokens", "asked"),
+    [
+        (
+            [{"abort_after": (2, *LOST)}],
+            EndpointLostError,
+            r"lost after 2 tokens \(Socket closed\); a second",
+            2,
+            [1],
+        ),
+        ([{"abort_after": (2, *FAILED)}] * 3, EndpointFailedError, "engine failed", 4, [1, 1, 0]),
+        ([{"refuse": full("queue full", 0.01)}], EndpointFullError, ": queue full", 0, [5]),
+        # Half way it is not full: it has run out of something.
+        (
+            [{"abort_after": (2, grpc.StatusCode.RESOURCE_EXHAUSTED, "out of memory")}],
+            ClientError,
+            ": out of memory",
+            2,
+            [1],
+        ),
+        # Bad input is not tried elsewhere.
+        (
+            [{"refuse": status(grpc.StatusCode.INVALID_ARGUMENT, "no")}, {}],
+            BadInputError,
+            "^no$",
+            0,
+            [1, 0],
+        ),
+        (
+            [{"refuse": status(grpc.StatusCode.FAILED_PRECONDITION, "no")}, {}],
+            BadInputError,
+            "^no$",
+            0,
+            [1, 0],
+        ),
+        # The message of a field's violation is not said twice, and it stands in for a missing one.
+        (
+            [{"refuse": invalid("sampling.top_p: too high", "sampling.top_p", "too high")}],
+            BadInputError,
+            "^sampling.top_p: too high$",
+            0,
+            [1],
+        ),
+        (
+            [{"refuse": invalid("", "stop.max_tokens", "too many")}],
+            BadInputError,
+            "^stop.max_tokens: too many$",
+            0,
+            [1],
+        ),
+        (
+            [{"abort_after": (3, *PASSED)}, {}],
+            DeadlineError,
+            r"not finished in time \(timeout 900 s\), 3 tokens$",
+            3,
+            [1, 0],
+        ),
+    ],
+)
+def test_how_a_request_ends_that_cannot_go_on(start, scripts, kind, message, tokens, asked):
+    servers, result = [start(**script) for script in scripts], GenerationResult(Timing(sent=0.0))
+    with pytest.raises(kind, match=message):
+        run(servers, result=result, timeout_s=900.0)
+    assert result.token_ids == full_tokens(tokens)
+    assert [len(each.requests) for each in servers] == asked
+    assert 0 < servers[0].seconds_left[0] < 1000
 
 
-def test_a_single_endpoint_is_given_up(start):
-    server = start(abort_after=(2, *BROKEN[0]))
-    result = GenerationResult(Timing(sent=0.0))
-    with pytest.raises(EndpointLostError, match=r"lost after 2 tokens \(Socket closed\); a second"):
-        run([server.address], result=result)
-    assert result.text == full_text(1)
-    assert len(server.requests) == 1
-
-
-def test_a_single_endpoint_that_comes_back_is_resumed_with_retries(start):
-    server = start(abort_after=(5, *BROKEN[0]))
-    result = run([server.address], policy=RetryPolicy(retries=2, lost_wait_s=0.01))
-    check_whole(result)
-    assert [len(r.generated_token_ids) // 4 for r in server.requests] == [0, 5, 10]
-
-
-def test_a_restarted_server_is_found_again(nobody):
-    policy = RetryPolicy(retries=9, lost_wait_s=0.1)
-    with contextlib.ExitStack() as stack:
-
-        def come_up_while_it_waits(event):
-            if isinstance(event, Moved) and not servers:
-                servers.append(stack.enter_context(serve(Script(), nobody)))
-
-        servers = []
-        check_whole(run([nobody], policy=policy, on_event=come_up_while_it_waits))
-    assert len(servers[0].requests) == 1
-
-
-FAILED = (grpc.StatusCode.INTERNAL, "engine failed: out of cheese")
-
-
-@pytest.mark.parametrize("after", [0, 5])
-def test_a_request_that_failed_goes_on_at_another_endpoint(start, after):
-    first, second = start(abort_after=(after, *FAILED)), start()
-    check_whole(run([first.address, second.address]))
-    assert second.requests[0].generated_token_ids == pack_token_ids(full_tokens(after))
-
-
-def test_a_request_that_fails_twice_is_not_tried_at_a_third_endpoint(start):
-    servers = [start(abort_after=(2, *FAILED)) for _ in range(3)]
-    result = GenerationResult(Timing(sent=0.0))
-    with pytest.raises(ClientError, match=f"{servers[1].address}: engine failed") as info:
-        run([each.address for each in servers], result=result)
-    assert not isinstance(info.value, EndpointLostError)
-    assert result.token_ids == full_tokens(4)
-    assert [len(each.requests) for each in servers] == [1, 1, 0]
+def test_a_message_that_is_too_large_is_bad_input(start):
+    with pytest.raises(BadInputError, match="larger than max"):
+        run([start()], target_pb2.GenerateRequest(text="x" * 5_000_000))
 
 
 @pytest.mark.parametrize("after", [0, 4])
@@ -282,157 +266,54 @@ def test_a_stream_that_stands_still_is_resumed_exactly(start, monkeypatch, after
     else:  # an old server has nothing to say, but that is before its first word
         first, after = start(refuse=silence), 0
     second, events = start(), []
-    result = run([first.address, second.address], events=events, clock=LookingClock())
-    check_whole(result)
+    check_whole(run([first, second], events=events, clock=FakeClock(step=0.25)))
     [moved] = [event for event in events if isinstance(event, Moved)]
     assert (moved.tokens, moved.to) == (after, second.address)
     assert "nothing came for 10 s" in moved.reason
-    assert first.target.cancelled.wait(HANG_SECONDS)
+    assert first.cancelled.wait(HANG_SECONDS)
 
 
 def test_a_stream_with_nowhere_to_go_waits_where_it_is(start, monkeypatch):
     monkeypatch.setattr(waiting, "_LOOK_SECONDS", 0.01)
-    clock = LookingClock()
+    clock = FakeClock(step=0.25)
     long_silent = clock.now + 60.0
-    check_whole(run([start(refuse=lambda _: wait_until(lambda: clock.now > long_silent)).address],
+    check_whole(run([start(refuse=lambda _: wait_until(lambda: clock.now > long_silent))],
                     clock=clock))  # fmt: skip
-
-
-@pytest.mark.parametrize("code", ["INVALID_ARGUMENT", "FAILED_PRECONDITION"])
-def test_bad_input_is_not_tried_elsewhere(start, code):
-    first, second = start(refuse=status(grpc.StatusCode[code], "no")), start()
-    with pytest.raises(BadInputError, match=r"^no$"):
-        run([first.address, second.address])
-    assert second.requests == []
-
-
-def test_the_message_of_a_field_violation_is_not_said_twice(start):
-    text = "sampling.top_p: must be in (0, 1], got 1.5"
-    server = start(refuse=invalid(text, "sampling.top_p", "must be in (0, 1], got 1.5"))
-    with pytest.raises(BadInputError) as info:
-        run([server.address])
-    assert str(info.value) == text
-
-
-def test_violations_stand_in_for_a_missing_message(start):
-    server = start(refuse=invalid("", "stop.max_tokens", "too many"))
-    with pytest.raises(BadInputError, match=r"^stop.max_tokens: too many$"):
-        run([server.address])
-
-
-def test_a_message_that_is_too_large_is_bad_input(start):
-    server = start()
-    with pytest.raises(BadInputError, match="larger than max"):
-        run([server.address], target_pb2.GenerateRequest(text="x" * 5_000_000))
-
-
-def test_a_full_endpoint_gives_way_to_the_next_at_once(start):
-    first, second = start(refuse=full("queue full", 30.0)), start()
-    events = []
-    check_whole(run([first.address, second.address], events=events))
-    assert [e.wait_s for e in events if isinstance(e, Moved)] == [0.0]
 
 
 def test_full_endpoints_are_asked_again_after_their_delay(start):
     first, second = start(refuse=full("full", 20.0, times=1)), start(refuse=full("full", 30.0))
     events, clock = [], FakeClock()
-    result = run([first.address, second.address], events=events, clock=clock)
-    check_whole(result)
+    check_whole(run([first, second], events=events, clock=clock))
     assert clock.slept == [0.0, 20.0]
-    assert (len(first.requests), len(second.requests)) == (2, 1)
-    there, back = (each for each in events if isinstance(each, Moved))
-    assert (there.to, there.full, there.wait_s) == (second.address, True, 0.0)
-    assert (back.to, back.full, back.wait_s) == (first.address, True, 20.0)
-
-
-def test_full_endpoints_are_not_asked_for_ever(start):
-    server = start(refuse=full("queue full", 0.01))
-    with pytest.raises(EndpointFullError, match=f"{server.address}: queue full"):
-        run([server.address], policy=RetryPolicy(full_tries=3))
-    assert len(server.requests) == 3
-
-
-def test_a_resume_waits_for_a_full_endpoint_too(start):
-    first = start(abort_after=(4, *BROKEN[0]))
-    second = start(refuse=full("full", 0.05, times=2))
-    result = run([first.address, second.address])
-    check_whole(result)
-    assert result.resumed == 1
-    assert len(second.requests) == 3
-
-
-def test_an_endpoint_that_runs_out_of_something_half_way_is_not_full(start):
-    server = start(abort_after=(2, grpc.StatusCode.RESOURCE_EXHAUSTED, "out of memory"))
-    with pytest.raises(ClientError, match=f"{server.address}: out of memory"):
-        run([server.address])
-    assert len(server.requests) == 1
-
-
-def test_a_full_endpoint_without_advice(start):
-    server = start(refuse=full("full", None, times=1))
-    check_whole(run([server.address]))
-
-
-PASSED = (grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
-
-
-def test_the_deadline_ends_a_hanging_stream(start):
-    server, other = start(hang_after=3), start()
-    with pytest.raises(DeadlineError, match=r"not finished in time \(timeout 0.5 s\), \d tokens?$"):
-        run([server.address, other.address], timeout_s=0.5)
-    assert other.requests == []
-
-
-def test_a_passed_deadline_is_not_tried_elsewhere(start):
-    server, other = start(abort_after=(3, *PASSED)), start()
-    result = GenerationResult(Timing(sent=0.0))
-    with pytest.raises(DeadlineError, match=r"not finished in time \(timeout 900 s\), 3 tokens$"):
-        run([server.address, other.address], result=result, timeout_s=900.0)
-    assert result.token_ids == full_tokens(3)
-    assert 0 < server.target.seconds_left[0] < 1000
-    assert other.requests == []
+    assert [len(each.requests) for each in (first, second)] == [2, 1]
+    moves = [(each.to, each.full, each.wait_s) for each in events if isinstance(each, Moved)]
+    assert moves == [(second.address, True, 0.0), (first.address, True, 20.0)]
 
 
 def test_the_deadline_covers_all_attempts(start):
-    first, second = start(abort_after=(4, *BROKEN[0])), start(abort_after=(1, *PASSED))
+    first, second = start(abort_after=(4, *LOST)), start(abort_after=(1, *PASSED))
     clock = FakeClock()
 
     def pass_six_hundred_seconds(event):
         clock.now += 600.0 if isinstance(event, Moved) else 0.0
 
     with pytest.raises(DeadlineError, match=r"\(timeout 900 s\), 5 tokens$"):
-        run([first.address, second.address], timeout_s=900.0, clock=clock,
-            on_event=pass_six_hundred_seconds)  # fmt: skip
-    assert 0 < second.target.seconds_left[0] < 400  # gRPC rounds what is left up
+        run([first, second], timeout_s=900.0, clock=clock, on_event=pass_six_hundred_seconds)
+    assert 0 < second.seconds_left[0] < 400  # gRPC rounds what is left up
 
 
 def test_the_deadline_is_not_slept_through(start):
     server, clock = start(refuse=full("queue full", 20.0)), FakeClock()
     with pytest.raises(DeadlineError, match=r"no time left .*timeout 10 s.*queue full"):
-        run([server.address], timeout_s=10.0, clock=clock)
+        run([server], timeout_s=10.0, clock=clock)
     assert clock.slept == []
-
-
-def test_leaving_the_loop_cancels_the_call(start):
-    server = start(hang_after=2)
-    request = build_request(TextPrompt("Once"), RequestOptions())
-    with connect([server.address]) as endpoints:
-        with contextlib.closing(generate(endpoints, request)) as events:
-            next(events)
-            next(events)
-        assert server.target.cancelled.wait(HANG_SECONDS)
 
 
 def test_a_server_that_is_no_target():
     server = grpc.server(futures.ThreadPoolExecutor(1))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
-    try:
-        with pytest.raises(ClientError, match="is it a target"):
-            run([f"127.0.0.1:{port}"])
-    finally:
-        server.stop(0).wait()
-
-
-def test_the_scripted_sequence_depends_on_the_seed():
-    assert token(1, 5) != token(2, 5)  # else no test above could catch a lost seed
+    with pytest.raises(ClientError, match="is it a target"):
+        run([f"127.0.0.1:{port}"])
+    server.stop(0)

@@ -3,8 +3,6 @@
 Its daemon is a `sleep` that, as a careless daemon would, keeps the stderr that it was given.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,9 +52,8 @@ class FakeMps:
 
     def calls(self) -> list[Call]:
         path = self.folder / "calls"
-        if not path.exists():
-            return []
-        return [Call(*line.split(";")) for line in path.read_text().splitlines()]
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [Call(*line.split(";")) for line in lines]
 
     def has_daemon(self) -> bool:
         return (self.folder / "pid").exists()
@@ -67,8 +64,7 @@ class FakeMps:
     def check_started_and_stopped(self) -> str:
         """The folder of a daemon that was started once and stopped once, and left nothing."""
         start, stop = self.calls()
-        assert (start.arguments, start.stdin) == ("-d", "")
-        assert (stop.arguments, stop.stdin) == ("", "quit")
+        assert (start.arguments, start.stdin, stop.arguments, stop.stdin) == ("-d", "", "", "quit")
         assert start.pipes == start.logs == stop.pipes == stop.logs
         assert os.path.isabs(start.pipes)
         assert not os.path.exists(start.pipes)

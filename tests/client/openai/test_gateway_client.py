@@ -1,11 +1,7 @@
 """`ssd-client generate --url`: what a gateway gives is what its target gives."""
 
-from __future__ import annotations
-
-import http.server
 import json
 import re
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,29 +10,17 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ssd_client.cli import cli
-from ssd_client.connection.security import PLAIN, Security
+from ssd_client.connection.security import PLAIN
 from ssd_client.errors import EndpointFullError, EndpointLostError
 from ssd_client.generate.request import TextPrompt, build_request
 from ssd_client.generate.speculation import SpeculationStats
 from ssd_client.openai.gateway_client import GatewayClient
 from ssd_client.terminal.render import speculation_line
+from tests.client.http_server import QuietHandler, serving
 from tests.processes import GatewayProcess, TracedPair
-from tests.processes import gateway as start_gateway
-from tests.security.certificates import Authority
 
 SEEDED = ("--seed", "11", "--temperature", "0.9", "--max-tokens", "24")
 END = 1  # of sequence, of the model
-TOKEN = "a-token-of-some-length-for-the-gateway"
-TOKENS = f'[[token]]\nname = "me"\nroles = ["generate"]\ntoken = "{TOKEN}"\n'
-
-
-@pytest.fixture(scope="module")
-def gateway(
-    traced_pair: TracedPair, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[GatewayProcess]:
-    folder = tmp_path_factory.mktemp("gateway")
-    with start_gateway(folder, targets=[traced_pair[0].address]) as process:
-        yield process
 
 
 def generate(*arguments: str) -> Result:
@@ -79,8 +63,10 @@ def test_it_streams_and_ends_with_the_same_statistics(
     here = generate(*asked, "--target", traced_pair[0].address)
     assert there.stdout == here.stdout
     shape = r"24 tokens · first after .* · [\d.]+ tokens/s · length · seed 11\n"
-    assert re.fullmatch(shape, here.stderr)
-    assert re.fullmatch(shape, there.stderr)
+    assert re.fullmatch(shape * 2, here.stderr + there.stderr)
+    drawn = ("Once", "--max-tokens", "8", "--url", gateway.url)
+    (seed,) = re.findall(r"seed (\d+)", (first := generate(*drawn)).stderr)
+    assert generate(*drawn, "--seed", seed).stdout == first.stdout
 
 
 def test_a_chat_is_held_by_way_of_a_gateway(
@@ -96,11 +82,7 @@ def test_a_chat_is_held_by_way_of_a_gateway(
     assert len(there.stdout) > 40
 
 
-def test_a_seed_that_was_drawn_is_told(gateway: GatewayProcess) -> None:
-    first = generate("Once", "--max-tokens", "8", "--url", gateway.url)
-    (seed,) = re.findall(r"seed (\d+)", first.stderr)
-    again = generate("Once", "--max-tokens", "8", "--seed", seed, "--url", gateway.url)
-    assert first.stdout == again.stdout
+WRONG_URLS = ("127.0.0.1:8000", "http://", "http://x:port", "http://x/?a=b")
 
 
 @pytest.mark.parametrize(
@@ -117,14 +99,14 @@ def test_a_seed_that_was_drawn_is_told(gateway: GatewayProcess) -> None:
             "This model's maximum context length is 2048 tokens. However, you requested",
         ),
         (("--temperature", "-1"), "temperature"),
+        *((("--url", wrong), "is not http://HOST:PORT") for wrong in WRONG_URLS),
     ],
 )
 def test_what_cannot_be_served_is_named(
     flags: tuple[str, ...], words: str, gateway: GatewayProcess
 ) -> None:
-    done = generate("Once", "--max-tokens", "4", *flags, "--url", gateway.url)
-    assert done.exit_code == 2
-    assert words in done.stderr
+    done = generate("Once", "--url", gateway.url, "--max-tokens", "4", *flags)
+    assert (done.exit_code, words in done.stderr) == (2, True), done.stderr
 
 
 def test_a_length_is_needed_where_http_has_another_default(gateway: GatewayProcess) -> None:
@@ -132,46 +114,15 @@ def test_a_length_is_needed_where_http_has_another_default(gateway: GatewayProce
     assert (done.exit_code, "--max-tokens: name it with --url" in done.stderr) == (2, True)
 
 
-def test_a_url_is_checked() -> None:
-    for wrong in ("127.0.0.1:8000", "http://", "http://x:port", "http://x/?a=b"):
-        done = generate("Once", "--url", wrong)
-        assert done.exit_code == 2
-        assert "is not http://HOST:PORT" in done.stderr
-
-
-def test_nobody_there() -> None:
-    done = generate("Once", "--max-tokens", "4", "--url", "http://127.0.0.1:1")
-    assert done.exit_code == 1
-    assert "127.0.0.1:1: Connection refused" in done.stderr
-
-
-def test_keys_and_tls(traced_pair: TracedPair, tmp_path: Path) -> None:
-    authority = Authority("trial")
-    cert, key = authority.sign("gateway").write(tmp_path, "gateway")
-    shown, shown_key = authority.sign("client").write(tmp_path, "client")
-    (tmp_path / "ca.crt").write_bytes(authority.cert)
-    (tmp_path / "tokens.toml").write_text(TOKENS)
-    (tmp_path / "token").write_text(TOKEN)
-    ca = ("--tls-ca", str(tmp_path / "ca.crt"))
-    guards = ("--tls-cert", str(cert), "--tls-key", str(key), *ca)
-    tokens = ("--token-file", str(tmp_path / "tokens.toml"))
-    targets = [traced_pair[0].address]
-    folder = tmp_path / "gateway"
-    with start_gateway(folder, *guards, *tokens, targets=targets, ready=False) as process:
-        asked = ["Once", "--max-tokens", "4", "--url", f"https://{process.address}", *ca]
-        asked += ["--tls-cert", str(shown), "--tls-key", str(shown_key)]
-        refused = generate(*asked)
-        served = generate(*asked, "--token-file", str(tmp_path / "token"))
-    assert (refused.exit_code, "a token is needed" in refused.stderr) == (2, True)
-    assert served.exit_code == 0, served.stderr
-
-
 def test_a_token_does_not_travel_in_the_clear(tmp_path: Path) -> None:
-    (tmp_path / "token").write_text(TOKEN)
+    (tmp_path / "token").write_text("a-token-of-some-length")
     asked = ("Once", "--max-tokens", "4", "--url", "http://192.0.2.1:8000")
     done = generate(*asked, "--token-file", str(tmp_path / "token"))
-    assert done.exit_code == 2
-    assert "would travel in the clear to 192.0.2.1:8000" in done.stderr
+    words = "would travel in the clear to 192.0.2.1:8000"
+    assert (done.exit_code, words in done.stderr) == (2, True), done.stderr
+    nobody = generate("Once", "--max-tokens", "4", "--url", "http://127.0.0.1:1")
+    assert nobody.exit_code == 1
+    assert "127.0.0.1:1: Connection refused" in nobody.stderr
 
 
 # A gateway that says what it is told to
@@ -190,32 +141,24 @@ CHUNKS: list[Any] = [
 ]  # fmt: skip
 
 
-class Scripted(http.server.BaseHTTPRequestHandler):
+class Scripted(QuietHandler):
     status = 200
     chunks: list[Any]
 
-    def log_message(self, *args: object) -> None:
-        pass
-
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
-        self.send_response(self.status)
-        self.send_header("Retry-After", "7")
-        self.end_headers()
-        if self.status != 200:
-            self.wfile.write(json.dumps({"error": {"message": "no"}}).encode())
-            return
-        for chunk in self.chunks:
-            self.wfile.write(b": ping\n\ndata: " + json.dumps(chunk).encode() + b"\n\n")
+        said = b"".join(
+            b": ping\n\ndata: %b\n\n" % json.dumps(each).encode() for each in self.chunks
+        )
+        error = b'{"error": {"message": "no"}}'
+        self.answer(self.status, said if self.status == 200 else error, Retry_After="7")
 
 
 @pytest.fixture
 def scripted() -> Iterator[tuple[GatewayClient, type[Scripted]]]:
     script = type("Script", (Scripted,), {"chunks": CHUNKS})
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), script) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield GatewayClient(f"http://127.0.0.1:{server.server_port}", PLAIN), script
-        server.shutdown()
+    with serving(script) as url:
+        yield GatewayClient(url, PLAIN), script
 
 
 def told(client: GatewayClient) -> Any:
@@ -239,7 +182,7 @@ def test_statistics_are_read_by_their_names(
     assert "hit rate 50 % · acceptance 75 % · 1 late · 1 missed (1 " in speculation_line(result)
 
 
-def test_a_stream_that_breaks_off_is_lost(
+def test_what_goes_wrong_at_a_gateway_is_said(
     scripted: tuple[GatewayClient, type[Scripted]],
 ) -> None:
     client, script = scripted
@@ -249,18 +192,7 @@ def test_a_stream_that_breaks_off_is_lost(
     script.chunks = [*CHUNKS[:1], {"error": {"message": "the target is gone"}}]
     with pytest.raises(Exception, match="the target is gone"):
         told(client)
-
-
-def test_a_full_gateway_says_when_to_come_again(
-    scripted: tuple[GatewayClient, type[Scripted]],
-) -> None:
-    client, script = scripted
     script.status = 429
     with pytest.raises(EndpointFullError, match="no") as refused:
         told(client)
     assert refused.value.retry_delay_s == 7
-
-
-def test_a_name_of_the_server_is_the_hosts() -> None:
-    with pytest.raises(Exception, match="--tls-server-name"):
-        GatewayClient("https://127.0.0.1:1", Security(tls=True, server_name="x"))

@@ -4,8 +4,8 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.deploy.command_lines import is_ours, read
-from tests.deploy.manifests import Manifest, Manifests, Pod, pods
+from tests.deploy.command_lines import ours
+from tests.deploy.manifests import Manifests, pods, unmet
 
 ROOT = Path(__file__).resolve().parents[3]
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
@@ -22,121 +22,106 @@ def quantity(text: str) -> float:
 def security(objects: Manifests) -> Iterator[str]:
     for pod in pods(objects):
         whole = pod.spec.get("securityContext", {})
-        wanted = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
-        for key, value in wanted.items():
-            if whole.get(key) != value:
-                yield f"{pod.title}: {key} is not {value}"
-        if not whole.get("runAsUser", 0) >= 1000:
-            yield f"{pod.title}: runs as a user of the system"
-        for key in ("hostNetwork", "hostPID", "hostIPC"):
-            if pod.spec.get(key):
-                yield f"{pod.title}: {key}"
+        rules = {
+            "runAsNonRoot is not True": whole.get("runAsNonRoot") is True,
+            "seccompProfile is not that of the runtime": whole.get("seccompProfile")
+            == {"type": "RuntimeDefault"},
+            "runs as a user of the system": whole.get("runAsUser", 0) >= 1000,
+        }
+        rules |= {key: not pod.spec.get(key) for key in ("hostNetwork", "hostPID", "hostIPC")}
+        yield from unmet(pod.title, rules)
         for container in pod.containers():
-            yield from _container_security(pod, container)
-
-
-def _container_security(pod: Pod, container: Manifest) -> Iterator[str]:
-    own = container.get("securityContext", {})
-    wanted = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True}
-    for key, value in wanted.items():
-        if own.get(key) is not value:
-            yield f"{pod.title} {container['name']}: {key} is not {value}"
-    if own.get("capabilities") != {"drop": ["ALL"]}:
-        yield f"{pod.title} {container['name']}: keeps capabilities"
-    if own.get("privileged"):
-        yield f"{pod.title} {container['name']}: is privileged"
+            own = container.get("securityContext", {})
+            rules = {
+                "allowPrivilegeEscalation is not False": own.get("allowPrivilegeEscalation")
+                is False,
+                "readOnlyRootFilesystem is not True": own.get("readOnlyRootFilesystem") is True,
+                "keeps capabilities": own.get("capabilities") == {"drop": ["ALL"]},
+                "is privileged": not own.get("privileged"),
+            }
+            yield from unmet(pod.name_of(container), rules)
 
 
 def no_account_token(objects: Manifests) -> Iterator[str]:
     for pod in pods(objects):
-        if pod.spec.get("automountServiceAccountToken") is not False:
-            yield f"{pod.title}: mounts the token of its account"
-        if pod.spec.get("enableServiceLinks") is not False:
-            yield f"{pod.title}: variables of Services would be taken for options"
+        rules = {
+            "mounts the token of its account": "automountServiceAccountToken",
+            "variables of Services would be taken for options": "enableServiceLinks",
+        }
+        yield from unmet(
+            pod.title, {wrong: pod.spec.get(key) is False for wrong, key in rules.items()}
+        )
 
 
 def resources(objects: Manifests) -> Iterator[str]:
     for pod in pods(objects):
         for container in pod.containers():
-            has = container.get("resources", {})
-            for kind in ("requests", "limits"):
-                for what in ("cpu", "memory"):
-                    if what not in has.get(kind, {}):
-                        yield f"{pod.title} {container['name']}: no {kind} of {what}"
-            requests, limits = has.get("requests", {}), has.get("limits", {})
-            for what in requests.keys() & limits.keys():
-                if quantity(requests[what]) > quantity(limits[what]):
-                    yield f"{pod.title} {container['name']}: requests more {what} than its limit"
-            if requests.get(GPU) != limits.get(GPU):
-                yield f"{pod.title} {container['name']}: GPUs cannot be overcommitted"
+            has = {"requests": {}, "limits": {}, **container.get("resources", {})}
+            requests, limits = has["requests"], has["limits"]
+            rules = {
+                f"no {kind} of {what}": what in has[kind]
+                for kind in ("requests", "limits")
+                for what in ("cpu", "memory")
+            }
+            rules |= {
+                f"requests more {what} than its limit": quantity(requests[what])
+                <= quantity(limits[what])
+                for what in requests.keys() & limits.keys()
+            }
+            rules |= {"GPUs cannot be overcommitted": requests.get(GPU) == limits.get(GPU)}
+            yield from unmet(pod.name_of(container), rules)
 
 
 def temporary_volumes(objects: Manifests) -> Iterator[str]:
     for pod in pods(objects):
-        memory = sum(
-            quantity(each.get("resources", {}).get("limits", {}).get("memory", "0"))
-            for each in pod.spec["containers"]
-        )
+        limits = [each.get("resources", {}).get("limits", {}) for each in pod.spec["containers"]]
+        memory = sum(quantity(each.get("memory", "0")) for each in limits)
         for volume in pod.spec.get("volumes", ()):
-            if "emptyDir" not in volume:
-                continue
-            size = volume["emptyDir"].get("sizeLimit")
-            if size is None:
-                yield f"{pod.title}: {volume['name']} has no sizeLimit"
-            elif volume["emptyDir"].get("medium") == "Memory" and quantity(size) > memory / 2:
-                yield f"{pod.title}: {volume['name']} may take more than half of the memory"
+            about = volume.get("emptyDir", {"sizeLimit": "0"})
+            much = about.get("medium") == "Memory" and quantity(about.get("sizeLimit", "0"))
+            rules = {
+                f"{volume['name']} has no sizeLimit": "sizeLimit" in about,
+                f"{volume['name']} may take more than half of the memory": much <= memory / 2,
+            }
+            yield from unmet(pod.title, rules)
 
 
 def writable_places(objects: Manifests) -> Iterator[str]:
     """What a service writes to: /tmp; with an engine, /dev/shm for its ranks, and the kernel
     cache."""
-    for pod, container, mounts in _mounts(objects):
-        if not (is_ours(container) and container["command"][0] != "ssd-client"):
+    for pod, container, line in ours(objects):
+        if line.program == "ssd-client":
             continue
+        mounts = {each["mountPath"]: each["name"] for each in container.get("volumeMounts", ())}
+        volumes = {each["name"]: each for each in pod.spec.get("volumes", ())}
         wanted = {"/tmp"}
-        if container["command"][0] != "ssd-gateway":
-            wanted |= {"/dev/shm", read(container).text("--kernel-cache") or "/var/cache/ssd"}
-        for place in sorted(wanted - mounts.keys()):
-            yield f"{pod.title} {container['name']}: cannot write to {place}"
-        shared = _volume(pod, mounts.get("/dev/shm", {}).get("name", "")).get("emptyDir", {})
-        if "/dev/shm" in mounts and shared.get("medium") != "Memory":
-            yield f"{pod.title} {container['name']}: /dev/shm is not memory"
-
-
-def _mounts(objects: Manifests) -> Iterator[tuple[Pod, Manifest, dict[str, Manifest]]]:
-    for pod in pods(objects):
-        for container in pod.containers():
-            by_path = {each["mountPath"]: each for each in container.get("volumeMounts", ())}
-            yield pod, container, by_path
-
-
-def _volume(pod: Pod, called: str) -> Manifest:
-    found: Manifest
-    for found in pod.spec.get("volumes", ()):
-        if found["name"] == called:
-            return found
-    return {}
+        if line.program != "ssd-gateway":
+            wanted |= {"/dev/shm", line.raw.get("--kernel-cache") or "/var/cache/ssd"}
+        rules = {f"cannot write to {place}": place in mounts for place in sorted(wanted)}
+        shared = volumes.get(mounts.get("/dev/shm"), {}).get("emptyDir", {})
+        in_memory = shared.get("medium") == "Memory"
+        rules["/dev/shm is not memory"] = in_memory or "/dev/shm" not in mounts
+        yield from unmet(pod.name_of(container), rules)
 
 
 def ranks(objects: Manifests) -> Iterator[str]:
-    for pod in pods(objects):
-        for container in pod.spec["containers"]:
-            if not is_ours(container) or not read(container).serves:
-                continue
-            line = read(container)
-            if "tp" not in line.options:  # it has no model
-                continue
-            gpus = int(container["resources"].get("limits", {}).get(GPU, "0"))
-            nodes = int(line.text("--nodes") or 1)
-            if gpus and line.options["tp"] != gpus * nodes:
-                yield f"{pod.title}: {line.options['tp']} ranks on {nodes} nodes of {gpus} GPUs"
-            if gpus and line.options["device"] != "cuda":
-                yield f"{pod.title}: has GPUs, and runs on {line.options['device']}"
+    for pod, container, line in ours(objects):
+        gpus = int(container["resources"].get("limits", {}).get(GPU, "0"))
+        if not gpus or not line.serves or "tp" not in line.options:  # it has no model
+            continue
+        ranks, device = line.options["tp"], line.options["device"]
+        nodes = int(line.raw.get("--nodes") or 1)
+        rules = {
+            f"{ranks} ranks on {nodes} nodes of {gpus} GPUs": ranks == gpus * nodes,
+            f"has GPUs, and runs on {device}": device == "cuda",
+        }
+        yield from unmet(pod.title, rules)
 
 
 def images(objects: Manifests) -> Iterator[str]:
+    known = {f"{image}:{VERSION}" for image in IMAGES}
     for pod in pods(objects):
-        for container in pod.containers():
-            image, _, tag = container["image"].partition(":")
-            if image not in IMAGES or tag != VERSION:
-                yield f"{pod.title} {container['name']}: {container['image']} is no image of ours"
+        said = [each["image"] for each in pod.containers()]
+        yield from unmet(
+            pod.title, {f"{image} is no image of ours": image in known for image in said}
+        )

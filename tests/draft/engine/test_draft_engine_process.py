@@ -1,5 +1,7 @@
 """Between two depths of a tree the draft's engine is silent, and loses nothing of what it saw."""
 
+import pytest
+
 from ssd_draft.engine.core import DraftCore
 from ssd_draft.engine.engine_process import SILENCE_SECONDS, OutputCoalescer
 from ssd_draft.planning.plan import Planner
@@ -41,9 +43,10 @@ def spoken(core: Working, seconds: float) -> dict[int, list[int]]:
     return told
 
 
-def test_it_speaks_when_it_has_something_to_say_and_when_it_is_done() -> None:
-    assert spoken(Working(6, {3}), 0.0) == {3: [1, 2, 3], 6: [4, 5, 6]}
-
-
-def test_it_is_not_silent_for_long() -> None:
-    assert list(spoken(Working(9, set()), SILENCE_SECONDS / 2.5)) == [3, 6, 9]
+@pytest.mark.parametrize(
+    ("says", "seconds"), [({3}, 0.0), (set(), SILENCE_SECONDS / 2.5)], ids=["said", "silence"]
+)
+def test_it_speaks_when_it_has_something_to_say_after_a_silence_and_when_it_is_done(
+    says: set[int], seconds: float
+) -> None:
+    assert spoken(Working(6, says), seconds) == {3: [1, 2, 3], 6: [4, 5, 6]}

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from ssd_draft.engine.core import DraftCore
-from ssd_draft.planning.plan import FILL, IN_TIME, LATE, RANKS, Planner, RoundPlan
+from ssd_draft.planning.plan import FILL, IN_TIME, LATE, RANKS, Planner
 from ssd_draft.planning.sequence import DraftSequence
 from ssd_draft.records import TargetFrames, TargetLinkUp
 from ssd_draft.speculators.model.speculator import ModelSpeculator
@@ -17,17 +16,17 @@ from ssd_engine.forward.batch import Chunk, KVCopy, Part
 from ssd_engine.sampling.params import SamplingParams
 from ssd_engine.speculation.frames import (
     Branches,
+    Close,
     DraftFrame,
     Launch,
     Notice,
-    Open,
     Outcome,
     Source,
     TargetFrame,
     Verification,
 )
 from ssd_engine.speculation.latency_model import StepClock
-from ssd_engine.text.token_ids import pack_tokens
+from tests.draft.told_draft import ToldDraft, opened
 from tests.harness import BLOCK, make_runner
 from tests.random_models import make_model
 
@@ -57,7 +56,7 @@ class Watched:
         return self._runner.step(parts, *rest)
 
 
-class Draft:
+class Draft(ToldDraft):
     """One link with one sequence; a target's forward takes a second, and the draft's no time."""
 
     def __init__(self, runner: ModelRunner, max_context: int = 256) -> None:
@@ -65,35 +64,21 @@ class Draft:
         speculator = ModelSpeculator(self.runner, BLOCK, max_context, DEPTH, BUDGET)
         self.planner = Planner(DEPTH, BUDGET)
         self.now = 0.0
-        self.core = DraftCore(
-            speculator, lambda depth: self.planner, 4, None, 64, 64, clock=lambda: self.now
-        )
-        self.core.handle(TargetLinkUp(1, 12))
+        super().__init__(speculator, lambda depth: self.planner, clock=lambda: self.now)
         self.round = 0
 
-    @property
-    def sequence(self) -> DraftSequence:
-        return self.core._links[1].sequences[1]
-
     def open(self, prompt: int, max_tokens: int, depth: int) -> list[DraftFrame]:
-        tokens = pack_tokens([5 + i % 50 for i in range(prompt)])
-        sampling = SamplingParams(seed=0, temperature=0.0)
-        coupled = Verification.COUPLED
-        return self.tell(Open(1, 0, tokens, b"", [], max_tokens, sampling, coupled, 1, depth, 0))
+        tokens = [5 + i % 50 for i in range(prompt)]
+        return self.tell(opened(1, tokens, max_tokens=max_tokens, depth=depth))
 
     def tell(self, *frames: TargetFrame, steps: int = 20) -> list[DraftFrame]:
         self.runner.forwards.clear()
         self.now += 1.0
-        self.core.handle(TargetFrames(1, list(frames)))
-        said: list[DraftFrame] = []
-        for _ in range(steps):
-            for link in self.core.step().links:
-                said += link.frames
-            self.core.check_integrity()
-        return said
+        self.send(*frames)
+        return self.step(steps)
 
     def hit(self) -> tuple[Outcome, list[int]]:
-        branch = max(self.sequence.branches.values(), key=lambda o: (o.accepted, len(o.tokens)))
+        branch = max(self.sequence().branches.values(), key=lambda o: (o.accepted, len(o.tokens)))
         return Outcome(1, self.round, branch.accepted, branch.token), branch.tokens
 
     def launch(self, tokens: list[int], source: Source, depth: int) -> Launch:
@@ -129,13 +114,28 @@ def test_what_was_moved_is_what_would_have_been_computed(runner: ModelRunner) ->
             outcome, tokens = draft.hit()
             launch = draft.launch(tokens[:DEPTH], source, DEPTH)
             if source is Source.NGRAM:  # as if it had never been drafted
-                draft.sequence.branches.clear()
-                draft.sequence.state.drafting = None
+                draft.sequence().branches.clear()
+                draft.sequence().state.drafting = None
             draft.tell(outcome, launch)
-            best = max(draft.sequence.branches.values(), key=lambda o: o.accepted)
+            best = max(draft.sequence().branches.values(), key=lambda o: o.accepted)
             branches.append((best.accepted, best.token, best.tokens))
         texts.append(branches)
     assert texts[0] == texts[1]
+
+
+def test_a_prefix_is_cached_for_its_own_link_alone(runner: ModelRunner) -> None:
+    """What one link has had computed is not to be noticed on another."""
+    draft, rows = Draft(runner), []
+    draft.core.handle(TargetLinkUp(2, DEPTH))
+    for key, link in enumerate((1, 1, 2)):
+        before = draft.core.counters.rows
+        draft.core.handle(TargetFrames(link, [opened(key, range(5, 105), depth=1)]))
+        draft.step(20)
+        draft.core.handle(TargetFrames(link, [Close(key, 0)]))
+        rows.append(draft.core.counters.rows - before)
+    first, again, elsewhere = rows
+    assert again < 50
+    assert first == elsewhere >= 100
 
 
 @pytest.mark.parametrize(("asked", "pushed"), [(2, 2), (DEPTH, DEPTH), (12, DEPTH)])
@@ -148,22 +148,20 @@ def test_no_more_is_pushed_than_is_of_use(runner: ModelRunner, asked: int, pushe
     assert not [frame for frame in said if isinstance(frame, Notice)]
 
 
-def test_a_path_at_the_end_of_the_context_does_not_go_beyond_it(runner: ModelRunner) -> None:
-    for prompt in range(50, 64):
-        draft = Draft(runner, max_context=64)
-        draft.open(prompt, max_tokens=200, depth=DEPTH)
-        if not draft.sequence.branches:
-            continue
-        outcome, _ = draft.hit()
-        draft.tell(outcome)  # and no launch: it goes on with that path
-
-
-def test_a_target_that_asks_for_more_than_it_opened_for_harms_nothing(runner: ModelRunner) -> None:
-    for prompt in range(20, 20 + BLOCK):
-        draft = Draft(runner)
-        draft.open(prompt, max_tokens=prompt + 1, depth=DEPTH)
-        outcome, _ = draft.hit()
-        draft.tell(outcome)
+@pytest.mark.parametrize(
+    ("prompts", "max_context", "more"),
+    [(range(50, 64), 64, 150), (range(20, 20 + BLOCK), 256, 1)],
+    ids=["at the end of the context", "asked for more than it was opened for"],
+)
+def test_a_path_does_not_go_beyond_its_room(
+    runner: ModelRunner, prompts: range, max_context: int, more: int
+) -> None:
+    for prompt in prompts:
+        draft = Draft(runner, max_context)
+        draft.open(prompt, max_tokens=prompt + more, depth=DEPTH)
+        if draft.sequence().branches:
+            outcome, _ = draft.hit()
+            draft.tell(outcome)  # and no launch: it goes on with that path
 
 
 @pytest.mark.parametrize(
@@ -192,43 +190,24 @@ def test_trees_are_narrower_after_one_that_was_late(
     assert fill[Verification.REJECTION] == FILL  # its steps take another time
 
 
-def test_no_more_is_pushed_than_was_planned(runner: ModelRunner) -> None:
-    """The depth beyond the plan is for the guesses of the next round, which begins with them."""
-    draft = Draft(runner)
-    draft.open(prompt=30, max_tokens=200, depth=DEPTH)
-    sequence = draft.sequence
-    sequence.plan = RoundPlan(sequence.plan.fan_out, DEPTH - 2)
-    for branch in sequence.branches.values():
-        branch.num_pushed = 0
-    assert {len(branch.tokens) for branch in sequence.pushes(0.0)} == {DEPTH - 2}
-    assert not sequence.push_is_due
+IN_A_HURRY = opened(sampling=SamplingParams(0, 1.0), depth=DEPTH, verify_micros=4800)
 
 
-def test_branches_that_are_late_in_a_row_count_for_more(runner: ModelRunner) -> None:
-    draft = Draft(runner)
-    draft.open(prompt=30, max_tokens=200, depth=DEPTH)
-    sequence, planner = draft.sequence, draft.planner
-    for late in (True, True, False, True):
-        planner.observe_use(sequence, late)
-    assert planner._fill[Verification.COUPLED] == pytest.approx(FILL - 4 * LATE + IN_TIME)
+def fill_after(*late: bool) -> float:
+    planner, sequence = Planner(DEPTH, BUDGET), DraftSequence(1, IN_A_HURRY, 0.0, DEPTH)
+    for each in late:
+        planner.observe_use(sequence, each)
+    return planner._fill[Verification.COUPLED]
 
 
-def test_trees_that_were_slow_at_first_are_soon_as_large_as_they_may_be(
-    runner: ModelRunner,
-) -> None:
-    draft = Draft(runner)
-    draft.open(prompt=30, max_tokens=200, depth=DEPTH)
-    sequence, planner = draft.sequence, draft.planner
-    for late in (*[True] * 8, *[False] * 30):
-        planner.observe_use(sequence, late)
-    assert planner._fill[Verification.COUPLED] >= FILL
+def test_branches_that_are_late_in_a_row_count_for_more_but_not_for_long() -> None:
+    assert fill_after(True, True, False, True) == pytest.approx(FILL - 4 * LATE + IN_TIME)
+    assert fill_after(*[True] * 8, *[False] * 30) >= FILL
 
 
 def test_no_outcome_has_more_branches_than_guesses_are_ranked() -> None:
     """More would have to be ranked anew, on the host: each step of such a tree took 25 ms."""
-    coupled = Verification.COUPLED
-    opened = Open(1, 0, b"", b"", [], 200, SamplingParams(0, 1.0), coupled, 1.0, DEPTH, 4800)
-    sequence = DraftSequence(1, opened, 0.0, DEPTH)  # without a speculation there is one outcome
+    sequence = DraftSequence(1, IN_A_HURRY, 0.0, DEPTH)  # without a speculation: one outcome
     plan = Planner(DEPTH, 2 * RANKS).plan(sequence, StepClock(), others=0)
     assert plan.fan_out == [RANKS]
     assert plan.ranks == RANKS + 1
@@ -242,7 +221,5 @@ def test_a_tree_that_takes_too_long_loses_what_costs_time(
     clock = StepClock()
     for rows in (1, 4, 16):
         clock.observe(rows, 1e-3 + per_row * rows)
-    coupled = Verification.COUPLED
-    opened = Open(1, 0, b"", b"", [], 200, SamplingParams(0, 1.0), coupled, 1.0, DEPTH, 4800)
-    plan = Planner(DEPTH, BUDGET).plan(DraftSequence(1, opened, 0.0, DEPTH), clock, others=0)
+    plan = Planner(DEPTH, BUDGET).plan(DraftSequence(1, IN_A_HURRY, 0.0, DEPTH), clock, others=0)
     assert (plan.depth, sum(plan.fan_out)) == (depth, width)

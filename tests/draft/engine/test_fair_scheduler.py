@@ -7,43 +7,31 @@ import pytest
 from ssd_draft.engine.core import DraftCore
 from ssd_draft.engine.fair_scheduler import (
     AT_WORK_SECONDS,
-    FEW_ROWS,
     JOIN,
     SHORT_STEP,
-    FairScheduler,
-    LinkAccount,
 )
 from ssd_draft.planning.plan import Planner, RoundPlan
 from ssd_draft.planning.sequence import DraftRoundPhase, DraftSequence
 from ssd_draft.records import TargetFrames, TargetLinkUp
-from ssd_draft.speculators.base import ReadsNoFeatures
 from ssd_engine.kvcache.cached_path import NoRoom
-from ssd_engine.sampling.params import SamplingParams
-from ssd_engine.speculation.frames import Close, Launch, Open, Outcome, Source, Verification
-from ssd_engine.speculation.latency_model import StepClock
-from ssd_engine.tensor_plane.protocol.rows import MakeRows
-from ssd_engine.text.token_ids import pack_tokens
+from ssd_engine.speculation.frames import Close, Launch, Outcome, Source
+from tests.draft.told_draft import opened
+from tests.speculation.toy_world import ToySpeculator
 
 BASE, PER_ROW = 0.002, 0.0002  # seconds of a forward, as on a CPU
 DEPTH, WIDTH = 5, 16
 MAX_ROWS, MAX_SEQUENCES, MEMORY = 256, 128, 128_000
 
 
-class Engine(ReadsNoFeatures):
+class Engine(ToySpeculator):
     """A draft without a model: trees of ``WIDTH`` rows and ``DEPTH`` forwards, and a clock."""
 
-    is_typical = True
-    pool = None
-
     def __init__(self, per_row: float = PER_ROW) -> None:
+        super().__init__()
         self.now = 0.0
         self._per_row = per_row
         self.forwards: list[dict[int, int]] = []  # rows of each link
-        self.idle_seconds = 0.0
         self.used = 0  # tokens of memory
-
-    def new_scope(self) -> int:
-        return 0
 
     def open(self, sequence: DraftSequence, scope: int) -> None:
         if self.used + sequence.max_tokens > MEMORY:
@@ -77,12 +65,6 @@ class Engine(ReadsNoFeatures):
         self.now += BASE + self._per_row * total
         return total
 
-    def rank(self, sequence: DraftSequence, accepted: int, token: int) -> tuple[int | None, int]:
-        return None, 0
-
-    def draft_distributions(self, sequence: DraftSequence, count: int) -> MakeRows | None:
-        return None
-
     def close(self, sequence: DraftSequence) -> None:
         self.used -= sequence.max_tokens
         sequence.state = None
@@ -113,19 +95,8 @@ class World:
             self.open(link, name, prompt)
 
     def open(self, link: int, name: int, prompt: int, max_tokens: int = 1000) -> None:
-        frame = Open(
-            sequence=name,
-            round=0,
-            prompt=pack_tokens([1] * prompt),
-            output=b"",
-            speculation=[],
-            max_tokens=max_tokens,
-            sampling=SamplingParams(seed=1),
-            verification=Verification.COUPLED,
-            down_weight=1.0,
-            depth=DEPTH,
-            verify_micros=50_000,
-        )
+        tokens = [1] * prompt
+        frame = opened(name, tokens, max_tokens=max_tokens, depth=DEPTH, verify_micros=50_000)
         self._rounds[link, name] = 0
         self.core.handle(TargetFrames(link, [frame]))
 
@@ -180,7 +151,6 @@ class World:
         self.core.check_integrity()
         if self.engine.now == before:
             self.engine.now += 0.0005
-            self.engine.idle_seconds += 0.0005
 
     def served(self, link: int) -> int:
         return sum(rows.get(link, 0) for rows in self.engine.forwards)
@@ -210,7 +180,6 @@ def test_a_small_link_hardly_notices_flooding_ones(flooders: int, thinking: floa
     assert beside < JOIN * time_alone + SHORT_STEP
     # All that the small link leaves is used.
     assert sum(world.served(link) for link in floods) > world.served(1)
-    assert world.engine.idle_seconds < 0.01 * world.engine.now
 
 
 def test_links_that_ask_for_the_same_share_each_forward() -> None:
@@ -224,24 +193,15 @@ def test_links_that_ask_for_the_same_share_each_forward() -> None:
     assert sum(len(rows) == 2 for rows in world.engine.forwards) > 0.9 * len(world.engine.forwards)
 
 
-def test_links_that_ask_for_all_get_equal_shares() -> None:
+def test_who_has_nothing_to_do_does_not_keep_another_from_the_whole_forward() -> None:
     world = World()
-    for link in (1, 2, 3):
-        world.connect(link, 20)
-    everybody = {1: 20, 2: 20, 3: 20}
-    for _ in range(600):
-        world.step(everybody)
-    shares = [world.served(link) for link in everybody]
-    assert min(shares) > 0.9 * max(shares)
-    assert max(sum(rows.values()) for rows in world.engine.forwards) <= MAX_ROWS
-
-
-def test_a_single_link_gets_the_whole_forward() -> None:
-    world = World()
-    world.connect(1, 40)
-    for _ in range(50):
-        world.step({1: 40})
-    assert max(rows[1] for rows in world.engine.forwards) == MAX_ROWS
+    world.connect(1, 2)
+    world.connect(2, 40)
+    settled(world, 1, 2, {2: 40})
+    world.engine.forwards.clear()
+    while world.engine.now < 3 * AT_WORK_SECONDS:
+        world.step({2: 40})
+    assert max(rows[2] for rows in world.engine.forwards) == MAX_ROWS
 
 
 def test_where_rows_cost_nothing_all_ride_along() -> None:
@@ -268,94 +228,41 @@ def test_a_long_prompt_does_not_hold_up_another_link() -> None:
     assert world.served(2) > 4000
 
 
-class TestRoom:
-    """Of places and of memory alike."""
-
-    def world(self, greedy: int, max_tokens: int) -> World:
-        """The first link has taken all that it could get."""
-        world = World()
-        for link in (1, 2):
-            world.core.handle(TargetLinkUp(link, 8))
-        for name in range(greedy):
-            world.open(1, name, 4, max_tokens)
-            world.step({})
-        return world
-
-    def held(self, world: World, link: int) -> int:
-        return len(world.core._links[link].sequences)
-
-    def test_a_link_gets_its_share_of_places(self) -> None:
-        world = self.world(greedy=200, max_tokens=10)
-        assert self.held(world, 1) == MAX_SEQUENCES
-        for name in range(100):
-            world.open(2, name, 4, 10)
-            world.step({})
-        assert (self.held(world, 1), self.held(world, 2)) == (64, 64)
-
-    def test_a_link_gets_its_share_of_memory(self) -> None:
-        """Few sequences, but long ones: the places are not what is scarce."""
-        world = self.world(greedy=20, max_tokens=12_800)
-        assert self.held(world, 1) == 10
-        for name in range(100):
-            world.open(2, name, 4, 1000)
-            world.step({})
-        assert self.held(world, 1) == 5
-        assert self.held(world, 2) == 64
-
-    def test_within_its_own_share_nobody_is_evicted(self) -> None:
-        world = self.world(greedy=64, max_tokens=1000)
-        for name in range(100):
-            world.open(2, name, 4, 1000)
-            world.step({})
-        assert (self.held(world, 1), self.held(world, 2)) == (64, 64)
-        assert world.core.counters.evictions == 0
+@pytest.mark.parametrize(
+    ("greedy", "max_tokens", "newcomers", "left"),
+    [(200, 10, 10, 64), (20, 12_800, 1000, 5), (64, 1000, 1000, 64)],
+    ids=["places", "memory", "no more than its share"],
+)
+def test_a_link_gets_its_share_of_the_room(
+    greedy: int, max_tokens: int, newcomers: int, left: int
+) -> None:
+    """Whatever is scarce, the first link has taken all that it could get; what is beyond its
+    share is given back when another link asks for it, and nothing else."""
+    world = World()
+    for link in (1, 2):
+        world.core.handle(TargetLinkUp(link, 8))
+    for name in range(greedy):
+        world.open(1, name, 4, max_tokens)
+        world.step({})
+    taken = held(world, 1)
+    assert taken == min(greedy, MAX_SEQUENCES, MEMORY // max_tokens)
+    for name in range(100):
+        world.open(2, name, 4, newcomers)
+        world.step({})
+    assert (held(world, 1), held(world, 2)) == (left, 64)
+    assert world.core.counters.evictions == taken - left
 
 
-class TestShares:
-    def shares(self) -> FairScheduler:
-        clock = StepClock()
-        for rows in (1, 50, 100, 200):
-            clock.observe(rows, BASE + PER_ROW * rows)
-        return FairScheduler(MAX_ROWS, clock)
+def test_links_have_sequences_of_their_own_whatever_their_names() -> None:
+    world = World()
+    for link in (1, 2):
+        world.connect(link, 4)
+        settled(world, link, 4, {})
+    world.core.handle(TargetFrames(2, [Close(name, 0) for name in range(4)]))
+    world.step({})
+    assert (held(world, 1), held(world, 2)) == (4, 0)
+    assert all(world.is_ready(1, name) for name in range(4))
 
-    def accounts(self, *served: float) -> list[LinkAccount]:
-        made = [LinkAccount() for _ in served]
-        for account, rows in zip(made, served, strict=True):
-            account.served = rows
-        return made
 
-    def test_the_least_served_share_and_the_greedy_join(self) -> None:
-        small, like_it, greedy = self.accounts(100, 150, 1000)
-        everybody = [greedy, like_it, small]
-        turn = self.shares().turn(everybody, everybody, 0.0)
-        assert (turn.sharing, turn.joining, turn.max_rows) == ([small, like_it], [greedy], MAX_ROWS)
-
-    def test_alone_a_greedy_one_has_short_forwards(self) -> None:
-        shares = self.shares()
-        small, greedy = self.accounts(100, 1000)
-        shares.turn([small, greedy], [small, greedy], 0.0)
-        turn = shares.turn([small, greedy], [greedy], 0.001)
-        assert (turn.sharing, turn.joining) == ([], [greedy])
-        assert FEW_ROWS <= turn.max_rows < 60
-        assert BASE + PER_ROW * turn.max_rows < 1.2 * SHORT_STEP
-
-    def test_who_has_had_nothing_to_do_for_a_while_does_not_count(self) -> None:
-        shares = self.shares()
-        idle, busy = self.accounts(100, 1000)
-        shares.turn([idle, busy], [idle, busy], 0.0)
-        turn = shares.turn([idle, busy], [busy], 2 * AT_WORK_SECONDS)
-        assert (turn.sharing, turn.max_rows) == ([busy], MAX_ROWS)
-
-    def test_what_was_long_ago_is_forgotten(self) -> None:
-        shares = self.shares()
-        (account,) = self.accounts(1000)
-        shares.turn([account], [account], 0.0)
-        shares.turn([account], [account], 10.0)
-        assert account.served < 1
-
-    def test_joining_makes_a_forward_little_longer(self) -> None:
-        shares = self.shares()
-        for rows in (10, 40, 100):
-            longer = BASE + PER_ROW * (rows + shares.rows_to_join(rows))
-            assert longer <= 1.3 * (BASE + PER_ROW * rows)
-        assert shares.rows_to_join(100) > 0
+def held(world: World, link: int) -> int:
+    return len(world.core._links[link].sequences)

@@ -1,19 +1,14 @@
 """What a target tells reaches the speculator in place and in order, and nothing else does."""
 
-from dataclasses import dataclass, field
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
-from ssd_draft.engine.core import DraftCore
 from ssd_draft.engine.told_features import WAITING_SECONDS, ToldFeatures
 from ssd_draft.engine.waiting_rows import MOST_SENDS
 from ssd_draft.planning.plan import Planner
 from ssd_draft.planning.sequence import DraftSequence
-from ssd_draft.records import TargetFrames, TargetLinkUp
-from ssd_engine.sampling.params import SamplingParams
 from ssd_engine.speculation.features import FeatureNeeds
 from ssd_engine.speculation.frames import (
     FeatureRequest,
@@ -24,13 +19,13 @@ from ssd_engine.speculation.frames import (
     Outcome,
     Plane,
     Source,
-    Verification,
 )
 from ssd_engine.tensor_plane.features import told_features
 from ssd_engine.tensor_plane.protocol.handshake import PlaneAnswer, PlaneKind
 from ssd_engine.tensor_plane.protocol.rows import RowsKey
 from ssd_engine.tensor_plane.protocol.state import PlaneState
-from ssd_engine.text.token_ids import pack_tokens
+from tests.draft.inbox import Inbox
+from tests.draft.told_draft import ToldDraft, opened
 from tests.speculation.toy_world import ToySpeculator
 
 WIDTH = 4
@@ -39,49 +34,16 @@ PROMPT = 10
 
 
 def opening(sequence: int = 1, output: int = 0, round_: int = 0) -> Open:
-    return Open(
-        sequence,
-        round_,
-        pack_tokens([4] * PROMPT),
-        pack_tokens([8] * output),
-        [],
-        40,
-        SamplingParams(seed=1),
-        Verification.COUPLED,
-        0.0,
-        3,
-        0,
-    )
+    return opened(sequence, [4] * PROMPT, [8] * output, round=round_, max_tokens=40, depth=3)
 
 
 def row(position: int) -> Tensor:
     return torch.full((WIDTH,), float(position))
 
 
-class Inbox:
-    """Rows that have come, as a test says."""
-
-    def __init__(self) -> None:
-        self.rows: list[tuple[RowsKey, Tensor]] = []
-        self.state, self.came_up, self.reason = PlaneState.UP, True, ""
-        self.closed = False
-
-    def come(self, begin: int, end: int, sequence: int = 1) -> None:
-        rows = torch.stack([row(position) for position in range(begin, end)])
-        self.rows.append((RowsKey(sequence, begin), rows))
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def take(self, max_bytes: int) -> list[tuple[RowsKey, Tensor]]:
-        taken: list[tuple[RowsKey, Tensor]] = []
-        while self.rows and max_bytes > 0:
-            taken.append(self.rows.pop(0))
-            max_bytes -= taken[-1][1].nbytes
-        return taken
-
-    def close(self) -> None:
-        self.closed = True
+def come(inbox: Inbox, begin: int, end: int, sequence: int = 1) -> None:
+    rows = torch.stack([row(position) for position in range(begin, end)])
+    inbox.rows.append((RowsKey(sequence, begin), rows))
 
 
 class Reader(ToySpeculator):
@@ -113,34 +75,28 @@ class SlowReader(Reader):
         return self.read + self.window
 
 
-@dataclass
-class Bench:
-    inbox: Inbox | None = field(default_factory=Inbox)
-    reader: Any = field(default_factory=Reader)
-    now: float = 0.0
-
-    def __post_init__(self) -> None:
-        stream = told_features(NEEDS)
-        answer = PlaneAnswer(PlaneKind.TCP, "", b"", stream)
-        self.core = DraftCore(
+class Bench(ToldDraft):
+    def __init__(
+        self, reader: Reader | ToySpeculator | None = None, has_plane: bool = True
+    ) -> None:
+        self.inbox, self.now = Inbox(), 0.0
+        self.reader: Any = reader or Reader()
+        plane = Plane(0, 0, PlaneAnswer(PlaneKind.TCP, "", b"", told_features(NEEDS)))
+        super().__init__(
             self.reader,
             lambda depth: Planner(3, 4, (1, 1), (1, 1)),
-            8,
-            None,
-            64,
-            16,
             clock=lambda: self.now,
-            open_features=lambda up, needs: (
-                None if self.inbox is None else (self.inbox, Plane(0, 0, answer))
-            ),
+            open_features=lambda up, needs: (self.inbox, plane) if has_plane else None,
         )
-        self.core.handle(TargetLinkUp(1, 3))
+
+    def come(self, begin: int, end: int, sequence: int = 1) -> None:
+        come(self.inbox, begin, end, sequence)
 
     def hear(self, *frames: Any) -> list[Any]:
         """What the draft says after a step."""
         if frames:
-            self.core.handle(TargetFrames(1, list(frames)))
-        return [frame for link in self.core.step().links for frame in link.frames]
+            self.send(*frames)
+        return self.step()
 
     def requests(self, *frames: Any) -> list[tuple[int, int]]:
         said = self.hear(*frames)
@@ -154,24 +110,10 @@ def test_an_open_is_followed_by_a_request_for_what_is_not_known() -> None:
         assert bench.requests() == []
 
 
-def test_rows_reach_their_sequence_in_order() -> None:
-    bench = Bench()
-    bench.hear(opening(1), opening(2))
-    assert bench.inbox is not None
-    bench.inbox.come(0, 4)
-    bench.inbox.come(0, 9, sequence=2)
-    bench.inbox.come(4, 9)
-    bench.hear()
-    assert bench.reader.told == [(1, 0, 4), (2, 0, 9), (1, 4, 9)]
-    assert bench.core.stats().feature_rows == 18
-    assert not bench.core.has_work or not bench.inbox.rows
-
-
 def test_rows_may_come_before_their_open_and_before_their_outcome() -> None:
     bench = Bench()
-    assert bench.inbox is not None
-    bench.inbox.come(0, 9)
-    bench.inbox.come(9, 10)  # what the outcome of round 0 commits
+    bench.come(0, 9)
+    bench.come(9, 10)  # what the outcome of round 0 commits
     bench.hear()
     assert bench.reader.told == []
     bench.hear(opening())
@@ -181,23 +123,11 @@ def test_rows_may_come_before_their_open_and_before_their_outcome() -> None:
     assert bench.core.stats().dropped_features == 0
 
 
-def test_rows_that_belong_to_nothing_are_dropped_after_a_while() -> None:
-    bench = Bench()
-    assert bench.inbox is not None
-    bench.inbox.come(0, 9, sequence=77)
-    bench.hear()
-    bench.now += WAITING_SECONDS + 0.1
-    bench.hear()
-    assert bench.core.stats().dropped_features == 9
-    bench.hear(opening(77))
-    assert bench.reader.told == []
-
-
 def test_few_rows_wait() -> None:
     inbox, reader = Inbox(), Reader()
     features = ToldFeatures(inbox, reader, lambda: 0.0, max_waiting_bytes=6 * WIDTH * 4)
     for sequence in range(10):
-        inbox.come(0, 2, sequence)
+        come(inbox, 0, 2, sequence)
         features.tell({})
         assert features._waiting.num_bytes <= 6 * WIDTH * 4
     assert [features._waiting.first(each) for each in (6, 7, 8, 9)] == [None, 0, 0, 0]
@@ -207,9 +137,8 @@ def test_few_rows_wait() -> None:
 def test_rows_that_wait_hold_no_more_memory_than_is_counted() -> None:
     """Of a large send the last row alone waits for its outcome: the rest is gone."""
     bench = Bench()
-    assert bench.inbox is not None
     bench.hear(opening())
-    bench.inbox.come(0, PROMPT)
+    bench.come(0, PROMPT)
     bench.hear()
     assert bench.reader.told == [(1, 0, PROMPT - 1)]
     features = bench.core._links[1].features
@@ -221,8 +150,7 @@ def test_rows_that_wait_hold_no_more_memory_than_is_counted() -> None:
 def test_rows_that_wait_in_vain_are_dropped_though_nothing_comes() -> None:
     """An engine that has nothing else to do looks after them."""
     bench = Bench()
-    assert bench.inbox is not None
-    bench.inbox.come(0, 9, sequence=77)
+    bench.come(0, 9, sequence=77)
     bench.hear()
     assert not bench.core.has_work
     bench.now += WAITING_SECONDS + 0.1
@@ -232,22 +160,6 @@ def test_rows_that_wait_in_vain_are_dropped_though_nothing_comes() -> None:
     assert not bench.core.has_work
 
 
-def test_a_prompt_is_passed_on_as_far_as_there_is_a_place_for_it() -> None:
-    """What is told faster than it is read waits: nothing is lost, and nothing spins."""
-    bench = Bench(reader=SlowReader(window=3))
-    assert bench.inbox is not None
-    bench.hear(opening())
-    bench.inbox.come(0, 9)
-    for end in (3, 6, 9):
-        bench.hear()
-        assert bench.reader.told[-1] == (1, end - 3, end)
-        has_rest = end < 9
-        assert not bench.core._links[1].has_news
-        bench.reader.read = end
-        assert bench.core._links[1].has_news is has_rest
-    assert bench.core.stats().dropped_features == 0
-
-
 def test_what_open_sequences_cannot_read_yet_stays_in_the_inbox() -> None:
     inbox, reader = Inbox(), SlowReader(window=1)
     now = 0.0
@@ -255,7 +167,7 @@ def test_what_open_sequences_cannot_read_yet_stays_in_the_inbox() -> None:
     sequence = DraftSequence(1, opening(), 0.0, 3)
     features.opened(sequence)
     for position in range(9):
-        inbox.come(position, position + 1)
+        come(inbox, position, position + 1)
     features.tell({1: sequence}, 8 * WIDTH * 4)
     features.tell({1: sequence}, 8 * WIDTH * 4)
     assert len(inbox) == 1
@@ -267,84 +179,50 @@ def test_what_open_sequences_cannot_read_yet_stays_in_the_inbox() -> None:
     assert reader.told == [(1, read, read + 1) for read in range(9)]
 
 
-def test_sequences_whose_rows_cannot_go_on_yet_are_not_looked_through(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Thousands of rows of the future cost a step nothing, and there are not more of them."""
+def test_no_more_sends_wait_than_a_step_looks_through() -> None:
     bench = Bench()
-    assert bench.inbox is not None
     bench.hear(opening())
     for i in range(MOST_SENDS + 10):
-        bench.inbox.come(20 + i % 10, 21 + i % 10)
+        bench.come(20 + i % 10, 21 + i % 10)
     bench.hear()
     features = bench.core._links[1].features
     assert features is not None
     assert len(features._waiting) == MOST_SENDS
     assert bench.core.stats().dropped_features == 10
-    heard: list[object] = []
-    monkeypatch.setattr(ToldFeatures, "_tell", lambda *about: heard.append(about))
-    bench.hear(Outcome(1, 0, 0, 5))
-    assert heard == []
 
 
 def test_what_is_missing_is_asked_for_once() -> None:
     bench = Bench()
-    assert bench.inbox is not None
     bench.hear(opening(1, output=20, round_=5))
-    bench.inbox.come(0, 8)
-    bench.inbox.come(12, 14)  # 8 to 12 were lost
-    bench.inbox.come(14, 16)
+    bench.come(0, 8)
+    bench.come(12, 14)  # 8 to 12 were lost
+    bench.come(14, 16)
     assert bench.requests() == [(1, 8)]
     assert bench.reader.told == [(1, 0, 8)]
-    bench.inbox.come(8, 12)
-    bench.inbox.come(12, 16)
+    bench.come(8, 12)
+    bench.come(12, 16)
     assert bench.requests() == []
     assert bench.reader.told[1:] == [(1, 8, 12), (1, 12, 16)]
 
 
 def test_where_the_target_has_nothing_more_a_gap_is_passed_on() -> None:
     bench = Bench()
-    assert bench.inbox is not None
     bench.hear(opening(1, output=20, round_=5))
-    bench.inbox.come(3, 8)  # its answer to the first request begins there
+    bench.come(3, 8)  # its answer to the first request begins there
     assert bench.requests() == []
-    bench.inbox.come(12, 14)
+    bench.come(12, 14)
     assert bench.requests() == [(1, 8)]
-    bench.inbox.come(12, 16)  # the answer to that
+    bench.come(12, 16)  # the answer to that
     assert bench.requests() == []
     assert bench.reader.told == [(1, 3, 8), (1, 12, 16)]
 
 
-def test_what_lies_beyond_the_text_is_dropped() -> None:
-    bench = Bench()
-    assert bench.inbox is not None
-    bench.hear(opening())
-    bench.inbox.come(0, 9)
-    bench.inbox.come(39, 42)
-    bench.hear()
-    assert bench.reader.told == [(1, 0, 9)]
-    assert bench.core.stats().dropped_features == 3
-
-
-def test_a_flood_is_told_in_pieces_between_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ToldFeatures.tell, "__defaults__", (3 * WIDTH * 4,))
-    bench = Bench()
-    assert bench.inbox is not None
-    bench.hear(opening())
-    for _ in range(30):
-        bench.inbox.come(0, 1)
-    told = [len(bench.reader.told) for _ in range(10) if bench.hear() is not None]
-    assert told == [3 * i for i in range(1, 11)]
-    assert not bench.inbox.rows
-
-
 def test_rounds_whose_rows_are_late_are_counted() -> None:
     bench = Bench()
-    assert bench.inbox is not None
     bench.hear(opening())
-    bench.inbox.come(0, 9)
+    bench.come(0, 9)
     bench.hear(Outcome(1, 0, 0, 5), Launch(1, 1, [], Source.NONE, 3, 0))
-    bench.inbox.come(9, 10)
+    bench.come(9, 10)
     bench.hear(Outcome(1, 1, 0, 5), Launch(1, 2, [], Source.NONE, 3, 0))
     bench.hear(Outcome(1, 2, 0, 5))  # row 10 has not come
     stats = bench.core.stats()
@@ -358,32 +236,23 @@ def refusals(said: list[Any]) -> list[str]:
 
 
 def test_without_a_plane_sequences_are_refused_with_the_reason() -> None:
-    bench = Bench(inbox=None)
+    bench = Bench(has_plane=False)
     assert refusals(bench.hear(opening())) == ["no tensor plane joins this head and its target"]
     assert not bench.core.stats().sequences
     bench = Bench()
-    assert bench.inbox is not None
     bench.inbox.state, bench.inbox.came_up = PlaneState.BROKEN, False
     bench.inbox.reason = "the peer cannot be reached"
     [reason] = refusals(bench.hear(opening()))
     assert "did not come up: the peer cannot be reached" in reason
-
-
-def test_sequences_that_were_opened_before_the_plane_failed_are_given_up() -> None:
     bench = Bench()
-    assert bench.inbox is not None
     bench.inbox.state, bench.inbox.came_up = PlaneState.CONNECTING, False
     assert refusals(bench.hear(opening())) == []
-    bench.inbox.state = PlaneState.BROKEN
+    bench.inbox.state = PlaneState.BROKEN  # what was opened before is given up
     assert len(refusals(bench.hear())) == 1
     assert not bench.core.stats().sequences
 
 
 def test_a_speculator_that_reads_nothing_opens_no_plane() -> None:
-    bench = Bench(reader=NoReader())  # type: ignore[arg-type]
+    bench = Bench(reader=ToySpeculator())
     assert bench.requests(opening()) == []
     assert not any(isinstance(each, Plane) for each in bench.hear())
-
-
-class NoReader(ToySpeculator):
-    pass

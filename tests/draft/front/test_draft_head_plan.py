@@ -1,33 +1,27 @@
 """A head as what a draft serves: what is recognised, and what is refused before it is loaded."""
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from transformers import LlamaConfig
 
 from ssd_draft.cli import main
 from ssd_draft.config import DraftConfig
 from ssd_draft.front.head_plan import DraftHeadPlan
 from ssd_draft.front.server import plan_draft
 from ssd_engine.checkpoints.heads.head_config import FeatureNorm
-from ssd_engine.checkpoints.model_store import resolve_model
-from tests.random_heads import HeadKind, make_head, write_flat
+from tests.random_heads import make_head_for_stories, with_another_tokenizer, write_flat
 from tests.random_models import make_model
 
-LIKE_STORIES = dict(vocab_size=4096, hidden_size=256, intermediate_size=512)
 TARGET = ("--target-model", "stories-target")
 
 
 @pytest.fixture(scope="module")
 def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """For the shipped target; it names its boundaries, and has neither embedding nor tokenizer."""
-    directory = tmp_path_factory.mktemp("heads") / "random-head"
-    make_head(HeadKind(LlamaConfig, draft_vocab_size=1000), directory, **LIKE_STORIES)
-    return directory
+    return make_head_for_stories(tmp_path_factory.mktemp("heads") / "random-head")
 
 
 @pytest.fixture(scope="module")
@@ -68,21 +62,6 @@ def test_boundaries_are_the_operators_or_the_configs_or_by_the_targets_layers(
     assert plan(head, aux_layers="0,4,8").head.needs.boundaries == (0, 4, 8)
     assert plan(head).head.needs.boundaries == (1, 2, 3)
     assert layers.boundaries == plan(vague).head.needs.boundaries == (2, 4, 5)  # of 8 layers
-
-
-def test_a_head_asks_for_rows_of_its_target(head: Path) -> None:
-    found = plan(head, feature_window=256)
-    assert found.head.needs.width == 3 * 256
-    assert found.head.window == 256
-    assert found.model.vocab_size == 4096
-    assert found.model.eos_token_ids
-    assert found.load_tokenizer().fingerprint == stories_fingerprint(found)
-
-
-def stories_fingerprint(found: DraftHeadPlan) -> str:
-    from ssd_engine.text.tokenizer import Tokenizer
-
-    return Tokenizer(resolve_model("stories-target"), found.model).fingerprint
 
 
 @pytest.mark.parametrize(
@@ -133,54 +112,35 @@ def test_the_fingerprint_of_a_head_covers_what_it_reads_and_how(head: Path) -> N
     assert len({own, *others}) == 5
 
 
-def test_a_head_of_another_target_is_refused(head: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (TARGET, "--target-model is of an EAGLE-3 head, MODEL is none"),
+        (("--aux-layers", "1,2,3"), "--aux-layers is of an EAGLE-3 head, MODEL is none"),
+        (("--feature-window", "256"), "--feature-window is of an EAGLE-3 head, MODEL is none"),
+        (("--speculator", "head"), "is a model: leave out --speculator"),
+    ],
+)
+def test_a_model_is_no_head(flags: tuple[str, ...], words: str) -> None:
+    code, output = check("stories-draft", *flags)
+    assert code == 2
+    assert words in output
+
+
+def test_neither_a_head_that_does_not_say_what_it_reads_is_served_nor_one_of_another_target(
+    head: Path, vague: Path, tmp_path: Path
+) -> None:
     make_model("llama3-untied", tmp_path)
     code, output = check(head, "--target-model", tmp_path)
     assert code == 2
     assert "made for a target with a hidden size of 256" in output
-
-
-def test_a_model_is_no_head() -> None:
-    for flags in (TARGET, ("--aux-layers", "1,2,3"), ("--feature-window", "256")):
-        code, output = check("stories-draft", *flags)
-        assert code == 2
-        assert f"{flags[0]} is of an EAGLE-3 head, MODEL is none" in output
-    code, output = check("stories-draft", "--speculator", "head")
-    assert code == 2
-    assert "is a model: leave out --speculator" in output
-
-
-def test_boundaries_that_nobody_knows(vague: Path, tmp_path: Path) -> None:
-    """A head with an embedding of its own needs its target's directory for them alone."""
-    from safetensors.torch import load_file, save_file
-
-    own = tmp_path / "own"
-    shutil.copytree(vague, own)
-    weights = load_file(own / "model.safetensors")
-    target = load_file(resolve_model("stories-target") / "model.safetensors")
-    weights["embed_tokens.weight"] = target["model.embed_tokens.weight"].float()
-    save_file(weights, own / "model.safetensors")
-    code, output = check(own)
+    code, output = check(vague)
     assert code == 2
     assert "does not say which hidden states it reads" in output
-    code, output = check(own, "--aux-layers", "2,4,5")
-    assert code == 2
-    assert "has no tokenizer.json" in output
-    tokenizer = resolve_model("stories-target") / "tokenizer.json"
-    shutil.copy(tokenizer, own)
-    code, output = check(own, "--aux-layers", "2,4,5")
-    assert code == 0
-    assert "that reads boundaries 2, 4, 5" in output
 
 
 def test_a_tokenizer_of_another_target_is_refused(head: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    shutil.copytree(head, other)
-    content = json.loads((resolve_model("stories-target") / "tokenizer.json").read_text())
-    vocabulary = content["model"]["vocab"]
-    first, second = [*vocabulary][300:302]
-    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
-    (other / "tokenizer.json").write_text(json.dumps(content))
+    other = with_another_tokenizer(head, tmp_path / "other")
     code, output = check(other, *TARGET)
     assert code == 2
     assert "--target-model: stories-target has another tokenizer than the head" in output

@@ -5,11 +5,9 @@ import pytest
 from ssd_draft.planning import plan as plan_module
 from ssd_draft.planning.plan import FILL, Planner
 from ssd_draft.planning.sequence import DraftSequence
-from ssd_engine.sampling.params import SamplingParams
-from ssd_engine.speculation.frames import Launch, Open, Outcome, Source
+from ssd_engine.speculation.frames import Launch, Outcome, Source
 from ssd_engine.speculation.latency_model import StepClock
-from ssd_engine.speculation.verification import Verification
-from ssd_engine.text.token_ids import pack_tokens
+from tests.draft.told_draft import opened
 
 DEPTH, CHAIN, STEP = 4, 3, 0.001
 ROUNDS = 400
@@ -17,11 +15,7 @@ ROUNDS = 400
 
 def verifying(seconds: float) -> DraftSequence:
     """A sequence whose round has a chain, and takes so long."""
-    params = SamplingParams(seed=1)
-    frame = Open(
-        1, 0, pack_tokens([1, 2]), b"", [], 99, params, Verification.COUPLED, 0.5, DEPTH, 0
-    )
-    sequence = DraftSequence(1, frame, 0.0, DEPTH)
+    sequence = DraftSequence(1, opened(depth=DEPTH), 0.0, DEPTH)
     assert sequence.apply(Outcome(1, 0, 0, 3), 0.0)
     launch = Launch(1, 1, [4] * CHAIN, Source.CACHE, DEPTH, int(seconds * 1e6))
     assert sequence.apply(launch, 0.0)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import pytest
@@ -165,13 +166,10 @@ def test_other_numbers_and_other_kernels_are_torchs() -> None:
 def score(runner: ModelRunner, pieces: Sequence[int], company: int) -> Tensor:
     """The logits of 60 tokens that are read in pieces, beside others."""
     tokens, parts = list(range(3, 63)), []
-    for at, length in zip(torch.tensor([0, *pieces]).cumsum(0).tolist(), pieces, strict=False):
-        chunks = [Chunk(tokens[at : at + length], at, [1, 5, 3, 9], length)]
-        if company:
-            chunks.insert(0, Chunk(tokens[:company], 0, [20, 21, 22], company))
-        logits = runner.forward(chunks)
-        assert logits is not None
-        parts.append(logits[-length:].clone())
+    others = [Chunk(tokens[:company], 0, [20, 21, 22], company)] if company else []
+    for begin, end in pairwise(accumulate(pieces, initial=0)):
+        mine = Chunk(tokens[begin:end], begin, [1, 5, 3, 9], end - begin)
+        parts.append(runner.forward([*others, mine])[begin - end :].clone())
     return torch.cat(parts)
 
 

@@ -7,12 +7,14 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from ssd_engine.attention.base import AttentionBackend, QueryRun, Run, TreeRun
 from ssd_engine.attention.sdpa import SdpaBackend
+from ssd_engine.attention.tree_mask import packed_masks
 from ssd_engine.kvcache.cache import LayerCache
 from tools.gpu.attention_check import (
     USES,
@@ -21,7 +23,6 @@ from tools.gpu.attention_check import (
     check_attention,
     flashinfer,
     paged,
-    print_table,
     sdpa,
 )
 
@@ -91,18 +92,11 @@ def test_the_check_sees_what_is_wrong(broken: type[SdpaBackend], sees: str) -> N
 
 
 @on_gpu
-@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("backend", ["exact", "fast", "ours"])
 @pytest.mark.parametrize("setting", SETTINGS, ids=["group4", "group7"])
-def test_every_use_is_right(exact: bool, setting: Setting) -> None:
-    results = check_attention(1, 12, flashinfer(exact), setting)
-    print_table(results)
-    assert_right(results)
-
-
-@on_gpu
-@pytest.mark.parametrize("setting", SETTINGS, ids=["group4", "group7"])
-def test_every_use_is_right_with_our_kernel(setting: Setting) -> None:
-    assert_right(check_attention(1, 12, paged, setting))
+def test_every_use_is_right(backend: str, setting: Setting) -> None:
+    make = paged if backend == "ours" else flashinfer(exact=backend == "exact")
+    assert_right(check_attention(1, 12, make, setting))
 
 
 @on_gpu
@@ -178,3 +172,27 @@ def test_a_verification_gives_the_bits_of_decoding(start: int, setting: Setting)
     for rows in (2, 3, 5, setting.few_rows):
         ends = [*range(start + rows, end, rows), end]
         assert torch.equal(by_chunks(made, backend, query, blocks, ends), plain), rows
+
+
+# Masks of trees, as bits
+
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def make_run(rng: random.Random) -> TreeRun:
+    rows, context = rng.randint(1, 30), rng.randint(1, 200)
+    limits = [context - 1 + rng.randint(0, 7) for _ in range(rows)]
+    scratch = list(range(1000, 1000 + rows * rng.randint(1, 6)))
+    return TreeRun(rows, context, list(range(20)), limits, scratch)
+
+
+def test_masks_are_those_of_the_runs() -> None:
+    rng = random.Random(1)
+    for _ in range(40):
+        runs = [make_run(rng) for _ in range(rng.randint(1, 4))]
+        expected = [np.packbits(run.visible(), axis=None, bitorder="little") for run in runs]
+        packed, sizes = packed_masks(runs, DEVICE)
+        assert sizes == list(map(len, expected))
+        assert packed.dtype is torch.uint8
+        assert packed.cpu().numpy().tolist() == np.concatenate(expected).tolist()

@@ -31,11 +31,9 @@ def test_what_a_published_model_says(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [{}, {"temperature": None, "eos_token_id": 3}, {"top_k": -1}])
 def test_what_is_not_said_is_neutral(content: dict[str, Any], tmp_path: Path) -> None:
-    assert load_sampling_defaults(write(tmp_path, content), 1000) == NEUTRAL
-
-
-def test_there_may_be_no_file(tmp_path: Path) -> None:
+    """There may be no file, either."""
     assert load_sampling_defaults(tmp_path, 1000) == NEUTRAL
+    assert load_sampling_defaults(write(tmp_path, content), 1000) == NEUTRAL
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,12 @@
 """One depth of trees after the other: the device is told what changes, which is little."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-
-pytest.importorskip("triton")
 
 from ssd_engine.execution.graphs import step_runs
 from ssd_engine.forward.batch import Chunk, Draw, TreeRows
@@ -61,25 +60,48 @@ def told(inputs: StepInputs, side: int) -> dict[str, list[Any]]:
     return read
 
 
+Told = tuple[list[Any], list[Draw | None]]  # parts, and how their rows are drawn
+
+
+def trees(branches: tuple[int, ...], depth: int, how: dict[str, Any]) -> Told:
+    at = [tree(i, count, depth) for i, count in enumerate(branches)]
+    return at, draws(at, how)
+
+
+def chains(branches: tuple[int, ...], depth: int, how: dict[str, Any]) -> Told:
+    """Single tokens, as many as there are branches; some come to another block."""
+    starts = [(30, 14, 100)[i % 3] + depth for i in range(len(branches))]
+    blocks = [list(range(20 * i, 20 * i + 12)) for i in range(len(branches))]
+    parts = [Chunk([5], start, own, 1) for start, own in zip(starts, blocks, strict=True)]
+    return parts, [Draw(9, 0.7, part.end, **how) for part in parts]
+
+
 @pytest.mark.parametrize("how", WAYS.values(), ids=WAYS)
-@pytest.mark.parametrize("branches", [(12,), (5, 8, 3)])
-def test_deeper_is_the_same_as_said_in_full(branches: tuple[int, ...], how: dict[str, Any]) -> None:
-    inputs, fresh = (StepInputs(SHAPE, torch.device("cpu"), sides=2) for _ in range(2))
+@pytest.mark.parametrize(
+    ("parts_at", "branches"), [(trees, (12,)), (trees, (5, 8, 3)), (chains, (1, 1, 1))]
+)
+def test_deeper_is_the_same_as_said_in_full(
+    parts_at: Callable[..., Told], branches: tuple[int, ...], how: dict[str, Any]
+) -> None:
+    few = dict(rows=8, rows_per_run=2, scratch=0, moves=0)
+    shape = replace(SHAPE, **(few if parts_at is chains else {}))
+    inputs, fresh = (StepInputs(shape, torch.device("cpu"), sides=2) for _ in range(2))
     for each in (inputs, fresh):
         each.clear(DUMMY)
-    at = [tree(i, count, 0) for i, count in enumerate(branches)]
-    inputs.fill(step_runs(at, draws(at, how), BLOCK)[0], DUMMY, [(1, 2)])
+    moves = [(1, 2)] if shape.moves else []
+    inputs.fill(step_runs(*parts_at(branches, 0, how), BLOCK)[0], DUMMY, moves)
     for depth in (1, 2):
-        deeper = [tree(i, count, depth) for i, count in enumerate(branches)]
-        slots = [slot for each in deeper for slot in each.slots]
-        width = how.get("width", -1) + depth if "width" in how else -1
+        width = how["width"] + depth * bool(shape.scratch) if "width" in how else -1
+        now = {**how, "width": width} if "width" in how else how
+        parts, drawn = parts_at(branches, depth, now)
+        rows = iter(range(len(drawn)))
+        said = [replace(each, tokens=[-next(rows) - 1 for _ in each.tokens]) for each in parts]
+        runs, _ = step_runs(said, drawn, BLOCK)
+        slots = [slot for run in runs for slot in run.slots]
         inputs.use(depth % 2)
         assert inputs.deepen(1 - depth % 2, slots, [width] * len(slots))
-        rows = iter(range(len(slots)))
-        said = [replace(each, tokens=[-next(rows) - 1 for _ in each.tokens]) for each in deeper]
-        now = {**how, "width": width} if "width" in how else how
         fresh.use(depth % 2)
-        fresh.fill(step_runs(said, draws(said, now), BLOCK)[0], DUMMY)
+        fresh.fill(runs, DUMMY)
         assert told(inputs, depth % 2) == told(fresh, depth % 2)
 
 
@@ -90,30 +112,3 @@ def test_no_deeper_than_there_is_scratch() -> None:
     inputs.fill(step_runs(last, draws(last, {}), BLOCK)[0], DUMMY)
     inputs.use(1)
     assert not inputs.deepen(0, list(range(12)), [-1] * 12)
-
-
-@pytest.mark.parametrize("how", WAYS.values(), ids=WAYS)
-def test_a_chain_of_single_tokens_likewise(how: dict[str, Any]) -> None:
-    shape = replace(SHAPE, rows=8, rows_per_run=2, scratch=0, moves=0)
-    inputs, fresh = (StepInputs(shape, torch.device("cpu"), sides=2) for _ in range(2))
-    blocks = [list(range(12)), list(range(20, 32)), list(range(40, 52))]
-
-    def chunks(step: int, tokens: list[int]) -> tuple[list[Chunk], list[Draw | None]]:
-        starts = [30 + step, 14 + step, 100 + step]  # the second one comes to another block
-        parts = [
-            Chunk([token], start, own, 1)
-            for token, start, own in zip(tokens, starts, blocks, strict=True)
-        ]
-        return parts, [Draw(9, 0.7, part.end, **how) for part in parts]
-
-    for each in (inputs, fresh):
-        each.clear(DUMMY)
-    inputs.fill(step_runs(*chunks(0, [5, 6, 7]), BLOCK)[0], DUMMY)
-    for step in (1, 2):
-        runs, _ = step_runs(*chunks(step, [-1, -2, -3]), BLOCK)
-        slots = [slot for run in runs for slot in run.slots]
-        inputs.use(step % 2)
-        assert inputs.deepen(1 - step % 2, slots, [how.get("width", -1)] * 3)
-        fresh.use(step % 2)
-        fresh.fill(runs, DUMMY)
-        assert told(inputs, step % 2) == told(fresh, step % 2)

@@ -74,12 +74,7 @@ def test_weights_that_do_not_fit_are_refused_with_the_ranks_that_would() -> None
 def test_blocks_take_what_is_left_within_the_share() -> None:
     blocks = blocks_on_device(options(), bytes_per_block=1 << 20, device=CUDA)
     assert blocks == (62 * GIB - GRAPH_BYTES) // (1 << 20)
-    none = blocks_on_device(options(gpu_memory_utilization=0.1), 1 << 20, CUDA)
-    assert none == 0
-
-
-@pytest.mark.usefixtures("device")
-def test_the_share_that_would_be_enough_is_named() -> None:
+    assert blocks_on_device(options(gpu_memory_utilization=0.1), 1 << 20, CUDA) == 0
     assert needed_share(options(gpu_memory_utilization=0.5), 8 * GIB, CUDA) == pytest.approx(0.6)
 
 
@@ -100,6 +95,7 @@ def test_a_server_has_shapes_for_the_rows_that_products_are_compiled_for() -> No
 @pytest.mark.parametrize("seqs", [1, 7, 64, 200])
 @pytest.mark.parametrize("rows", [1, 6, 16])
 def test_every_step_of_a_server_has_a_shape(seqs: int, rows: int) -> None:
+    assert not sizes(step_rows=0)
     shapes = sizes(max_num_seqs=seqs, step_rows=rows)
     assert shapes == sorted(shapes)
     assert any(runs >= seqs and per_run >= rows for _, runs, per_run in shapes)
@@ -116,16 +112,10 @@ def test_a_draft_has_shapes_for_trees_and_for_what_comes_before_them() -> None:
     assert max(s.rows for s in shapes) <= 256
 
 
-def test_a_model_that_takes_no_steps_has_none() -> None:
-    assert step_shapes(options(step_rows=0)) == []
-
-
 @pytest.mark.usefixtures("device")
 def test_ranks_that_share_a_gpu_share_its_memory() -> None:
-    shared, first = options(devices=(0, 1, 0)), torch.device("cuda", 0)
-    assert blocks_on_device(shared, 1 << 20, first) == (31 * GIB - GRAPH_BYTES) // (1 << 20)
-    alone = blocks_on_device(shared, 1 << 20, torch.device("cuda", 1))
-    assert alone == (62 * GIB - GRAPH_BYTES) // (1 << 20)
+    shared, big = options(devices=(0, 1, 0)), grow_config(SMALL, SHAPES["qwen3-32b"])
+    for device, gib in ((torch.device("cuda", 0), 31), (torch.device("cuda", 1), 62)):
+        assert blocks_on_device(shared, 1 << 20, device) == (gib * GIB - GRAPH_BYTES) // (1 << 20)
     with pytest.raises(ConfigError, match=r"31\.0 GiB of 80\.0 are free"):
-        big = grow_config(SMALL, SHAPES["qwen3-32b"])
-        check_weights_fit(big, shared, 1, torch.bfloat16, first)
+        check_weights_fit(big, shared, 1, torch.bfloat16, torch.device("cuda", 0))

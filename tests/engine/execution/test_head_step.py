@@ -9,16 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("triton")
-
-from ssd_engine.checkpoints.heads.head_checkpoint import open_head
-from ssd_engine.checkpoints.heads.head_config import fit_to_target, load_head_config
-from ssd_engine.execution import graphs, head_step, step
+from ssd_engine.execution import head_step
 from ssd_engine.execution.graphs import GraphRunner, step_runs
 from ssd_engine.execution.head_runner import GivenFeatures, HeadRunner, joined
 from ssd_engine.execution.head_step import HeadStepLayers, ToldStates
-from ssd_engine.execution.runner import ModelRunner
-from ssd_engine.execution.runner_options import RunnerOptions
 from ssd_engine.execution.step import Step
 from ssd_engine.forward.batch import Chunk, KVCopy, Part, TreeRows, logit_rows
 from ssd_engine.forward.step_inputs import StepShape
@@ -28,8 +22,8 @@ from ssd_target.records.speculation_options import Mode, SpeculationOptions, Spe
 from ssd_target.speculation.coordinator import SpeculationCoordinator
 from ssd_target.speculation.head_drafter import HeadDrafter
 from tests import clockwork
-from tests.engine.execution.test_step_features import Event, Stream
-from tests.harness import BLOCK, Request, make_core, make_runner, run
+from tests.engine.execution.emulated_device import emulate, head_runner
+from tests.harness import BLOCK, Request, Result, make_core, make_runner, run
 from tests.random_heads import KINDS, SHAPE, make_head
 from tests.random_models import make_model
 from tests.suite.scale import full_only
@@ -54,34 +48,41 @@ LENGTHS = (20, 17)  # rows that are computed before
 SCRATCH = 12 * BLOCK  # slots from here on are branches'
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3-all-norms", full_only("llama-two-layers")])
-def heads(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> HeadRunner:
-    folder: Path = tmp_path_factory.mktemp(request.param)
+FEW_TOKENS = dict(max_model_len=160, max_forward_tokens=64, kernels="torch")
+
+
+@pytest.fixture(scope="module")
+def heads(kind: str, tmp_path_factory: pytest.TempPathFactory) -> HeadRunner:
+    folder: Path = tmp_path_factory.mktemp(kind)
     make_model("llama3-untied", folder / "target")
-    make_head(KINDS[request.param], folder / "head")
-    options = RunnerOptions(
-        directory=folder / "head",
-        dtype="float32",
-        device="cpu",
-        block_size=BLOCK,
-        max_model_len=160,
-        max_num_seqs=4,
-        max_forward_tokens=64,
-        num_kv_blocks=NUM_BLOCKS,
-        kernels="torch",
-    )
-    config = load_head_config(folder / "head")
-    checkpoint = open_head(folder / "head", config, folder / "target")
-    runner = HeadRunner(config, checkpoint, options, SHAPE["vocab_size"])
+    make_head(KINDS[kind], folder / "head", num_attention_heads=4)
+    about = dict(num_kv_blocks=NUM_BLOCKS, **FEW_TOKENS)
+    runner = head_runner(folder, SHAPE["vocab_size"], **about)
     chunks = [Chunk(tokens(length, i), 0, BLOCKS[i], 1) for i, length in enumerate(LENGTHS)]
     runner.step_with_features(chunks, [], features(LENGTHS, 1)).result()
     return runner
 
 
+each_kind = pytest.mark.parametrize(
+    "kind",
+    ["llama", full_only("qwen3-all-norms"), full_only("llama-two-layers")],
+    scope="module",
+)
+
+
 @pytest.fixture(autouse=True)
-def a_layer_in_each_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step, "LEADING_LAYERS", 1)
+def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    emulate(monkeypatch)
     monkeypatch.setattr(head_step, "PIECE", 64)
+
+
+def make_step(runner: HeadRunner, shape: StepShape, ranks: int, **further: Any) -> Step:
+    """As a device has it."""
+    told = runner._told_states = ToldStates(runner.model, shape.padded_rows)
+    layers = partial(HeadStepLayers, runner._states, told)
+    one = Step(runner.model, runner.kv, shape, ranks, make_layers=layers, **further)
+    one.inputs.clear(DUMMY)
+    return one
 
 
 def tokens(count: int, seed: int) -> list[int]:
@@ -126,25 +127,21 @@ def compare(
 def by_step(
     runner: HeadRunner, shape: StepShape, parts: list[Part], given: GivenFeatures | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    told = ToldStates(runner.model, shape.padded_rows)
-    layers = partial(HeadStepLayers, runner._states, told)
-    one = Step(runner.model, runner.kv, shape, 3, make_layers=layers)
-    one.inputs.clear(DUMMY)
-    rows = logit_rows(parts)
+    one, rows = make_step(runner, shape, 3), logit_rows(parts)
     runs, moves = step_runs(joined(parts), [None] * len(rows), BLOCK)
     one.inputs.fill(runs, DUMMY, moves)
     with torch.inference_mode():
         if given is not None:
             places = torch.tensor(runner._rows_told(parts, given.counts))
-            told.put(places, runner._combined(given))
+            runner._told_states.put(places, runner._combined(given))
         one.run()
-        told.clear()
-    assert one.logits is not None
+        runner._told_states.clear()
     assert one.head_rows == SHAPE["vocab_size"]
     assert one.guesses_on(0)[rows, 0].tolist() == one.logits[rows].argmax(-1).tolist()
     return one.logits[rows].clone(), runner._states.rows.clone()
 
 
+@each_kind
 def test_rows_go_on_from_told_and_from_own_states(heads: HeadRunner) -> None:
     """Some are told, some go on by themselves, and one begins a text."""
     parts: list[Part] = [
@@ -153,8 +150,11 @@ def test_rows_go_on_from_told_and_from_own_states(heads: HeadRunner) -> None:
         Chunk(tokens(1, 4), 0, [20], 1),
     ]
     compare(heads, FEW, parts, features((3, 0, 1), 2))
+    # What was told is forgotten after its step.
+    compare(heads, FEW, [Chunk(tokens(1, 6), LENGTHS[1] + 1, BLOCKS[1], 1)])
 
 
+@each_kind
 def test_told_rows_and_those_after_them_are_one_run(heads: HeadRunner) -> None:
     """As a draft asks for them: what a round has told, then the chain that is verified, which was
     drafted before."""
@@ -180,11 +180,7 @@ def test_chunks_of_which_nothing_follows_stay_apart() -> None:
         assert joined([first, second]) == [first, second]
 
 
-def test_what_was_told_is_forgotten_after_its_step(heads: HeadRunner) -> None:
-    parts: list[Part] = [Chunk(tokens(1, 6), LENGTHS[1] + 1, BLOCKS[1], 1)]
-    compare(heads, FEW, parts)
-
-
+@each_kind
 def test_branches_go_on_from_what_they_leave(heads: HeadRunner) -> None:
     """The first tokens go on from the text, those after them from their own branch, and the branch
     that is taken is moved."""
@@ -201,31 +197,15 @@ DEPTH = 4
 ROUND = StepShape(rows=8, runs=2, rows_per_run=5, max_positions=160, block_size=BLOCK)
 
 
-def drafting_by_steps(folder: Path, target: ModelRunner) -> tuple[HeadRunner, list[int]]:
+def drafting_by_steps(folder: Path) -> tuple[HeadRunner, list[int]]:
     """A head whose steps are launched one by one, and the rows of each of them; none of those that
     go on from the step before, as it was."""
-    config = fit_to_target(load_head_config(folder / "head"), target.config, "target")
-    options = RunnerOptions(
-        directory=folder / "head",
-        dtype="float32",
-        device="cpu",
-        block_size=BLOCK,
-        max_model_len=160,
-        max_num_seqs=2,
-        max_forward_tokens=64,
-        num_kv_blocks=NUM_BLOCKS,
-        kernels="torch",
-    )
-    checkpoint = open_head(folder / "head", config, folder / "target")
-    heads = HeadRunner(config, checkpoint, options, clockwork.VOCAB)
+    about = dict(max_num_seqs=2, num_kv_blocks=NUM_BLOCKS, **FEW_TOKENS)
+    heads = head_runner(folder, clockwork.VOCAB, **about)
     heads.num_blocks, heads.dummy_slot = NUM_BLOCKS - 1, DUMMY
-    told = heads._told_states = ToldStates(heads.model, ROUND.padded_rows)
     last = torch.zeros(ROUND.rows, dtype=torch.int32)
     histories = Histories(2, ROUND.rows, clockwork.VOCAB, torch.device("cpu"), False, DEPTH)
-    layers = partial(HeadStepLayers, heads._states, told)
-    about = (heads.model, heads.kv, ROUND, 2)
-    one = Step(*about, last=last, num_sides=2, histories=histories, make_layers=layers)
-    one.inputs.clear(DUMMY)
+    one = make_step(heads, ROUND, 2, last=last, num_sides=2, histories=histories)
     heads.steps = GraphRunner([one], eager=True)
     rows: list[int] = []
     launch, deepen = heads.steps.launch, heads.steps.deepen
@@ -242,60 +222,51 @@ def drafting_by_steps(folder: Path, target: ModelRunner) -> tuple[HeadRunner, li
     return heads, rows
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a device has events of its own")
-def test_a_head_inside_a_target_drafts_by_steps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every token is foreseen, as by plain forwards: told rows go before those that are drafted."""
-    monkeypatch.setattr(graphs.torch.cuda, "Event", Event)
-    monkeypatch.setattr(graphs.torch.cuda, "current_stream", Stream)
-    clockwork.make_target(tmp_path / "target")
-    clockwork.make_head(tmp_path / "head")
-    target = make_runner(tmp_path / "target", num_blocks=64)
-    heads, rows = drafting_by_steps(tmp_path, target)
+# The text of a request; where its head does not know all tokens, those that it knows, which are
+# banned; and the rows of each of the steps that it has drafted by.
+Drafted = tuple[Result, Sequence[int], list[int]]
+
+
+def draft(folder: Path, count: int, known: int = clockwork.VOCAB, **sampling: Any) -> Drafted:
+    clockwork.make_target(folder / "target")
+    clockwork.make_head(folder / "head", known)
+    target = make_runner(folder / "target", num_blocks=64)
+    heads, rows = drafting_by_steps(folder)
     target.watch(heads._config.boundaries or ())
     drafter = HeadDrafter(heads, BLOCK, 160, DEPTH, 32)
     options = SpeculationOptions(depth=DEPTH, adapt_depth=False, auto_off=False)
     speculator = SpeculationCoordinator(options, clockwork.VOCAB, drafter=drafter)
     core = make_core(target, max_num_seqs=2, prefill_chunk=32, speculator=speculator)
     sync = SpeculationRequest(mode=Mode.SYNC, depth=DEPTH)
-    sampling = SamplingParams(seed=1, temperature=0.0)
-    (found,) = run(core, [Request([5, 11, 7, 60, 2, 9, 3, 8, 1], sampling, 12, speculation=sync)])
+    banned = heads.model.head_weights.target_tokens.tolist() if known < clockwork.VOCAB else ()
+    bans = dict(banned=tuple(banned), banned_until=len(PROMPT) + count)
+    params = SamplingParams(seed=1, **bans, **sampling)
+    (found,) = run(core, [Request(PROMPT, params, count, speculation=sync)])
+    return found, banned, rows
+
+
+PROMPT = [5, 11, 7, 60, 2, 9, 3, 8, 1]
+
+
+def test_a_head_inside_a_target_drafts_by_steps(tmp_path: Path) -> None:
+    """Every token is foreseen, as by plain forwards: told rows go before those that are drafted."""
+    result, _, rows = draft(tmp_path, 12, temperature=0.0)
     expected = [clockwork.follower(1)]
     while len(expected) < 12:
         expected.append(clockwork.follower(expected[-1]))
-    assert found.tokens == expected
-    assert found.speculation is not None
-    assert found.speculation.accepted_tokens == found.speculation.drafted_tokens > 0
+    assert result.tokens == expected
+    stats = result.speculation
+    assert stats.accepted_tokens == stats.drafted_tokens > 0
     # Those that a round has told, two that go on by themselves, and one that goes as deep again.
     assert rows[-4:] == [DEPTH + 1, 1, 1, 0]
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a device has events of its own")
+@pytest.mark.sampled
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_head_that_knows_no_token_that_may_come_drafts_none_by_steps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, temperature: float
+    tmp_path: Path, temperature: float
 ) -> None:
-    monkeypatch.setattr(graphs.torch.cuda, "Event", Event)
-    monkeypatch.setattr(graphs.torch.cuda, "current_stream", Stream)
-    clockwork.make_target(tmp_path / "target")
-    clockwork.make_head(tmp_path / "head", 40)
-    target = make_runner(tmp_path / "target", num_blocks=64)
-    heads, rows = drafting_by_steps(tmp_path, target)
-    known = heads.model.head_weights.target_tokens
-    assert known is not None
-    prompt, until = [5, 11, 7, 60, 2, 9, 3, 8, 1], 13
-    sampling = SamplingParams(
-        seed=1, temperature=temperature, banned=tuple(known.tolist()), banned_until=until
-    )
-    drafter = HeadDrafter(heads, BLOCK, 160, DEPTH, 32)
-    options = SpeculationOptions(depth=DEPTH, adapt_depth=False, auto_off=False)
-    speculator = SpeculationCoordinator(options, clockwork.VOCAB, drafter=drafter)
-    target.watch(heads._config.boundaries or ())
-    core = make_core(target, max_num_seqs=2, prefill_chunk=32, speculator=speculator)
-    sync = SpeculationRequest(mode=Mode.SYNC, depth=DEPTH)
-    (found,) = run(core, [Request(prompt, sampling, until - len(prompt), speculation=sync)])
+    result, banned, rows = draft(tmp_path, 4, known=40, temperature=temperature)
     assert rows
-    assert not {*found.tokens} & {*known.tolist()}
-    assert found.speculation is not None
-    assert found.speculation.drafted_tokens == 0
+    assert not {*result.tokens} & {*banned}
+    assert result.speculation.drafted_tokens == 0

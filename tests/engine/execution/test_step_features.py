@@ -1,129 +1,69 @@
 """Steps tell the residual stream of their rows where it is watched: interpreted kernels."""
 
 import random
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor
 
-pytest.importorskip("triton")
-
 from ssd_engine.errors import ConfigError
-from ssd_engine.execution import graphs, step, step_features
+from ssd_engine.execution import graphs, step_features
 from ssd_engine.execution.graphs import GraphRunner, InFlight
 from ssd_engine.execution.runner import ModelRunner
 from ssd_engine.execution.step import Step
 from ssd_engine.execution.step_features import StepFeatures
-from ssd_engine.forward.batch import Chunk
-from ssd_engine.forward.step_inputs import StepShape
+from ssd_engine.forward.batch import Chunk, Drawing
 from ssd_engine.speculation.features import FeatureNeeds, FeatureTerms
 from ssd_target.engine.feature_watch import FeatureWatch
 from ssd_target.records.engine_records import DraftLinkUp
 from ssd_target.records.speculation_options import FeatureOptions, SpeculationOptions
 from ssd_target.speculation.coordinator import SpeculationCoordinator
 from ssd_target.speculation.endpoints.feature_feed import FeatureFeed
-from tests.harness import BLOCK, make_runner
-from tests.random_models import make_model
-from tests.suite.scale import full_only
-from tests.thread_ranks import ThreadRanks
+from tests.engine.execution.emulated_device import (
+    BLOCKS,
+    DUMMY,
+    SHAPE,
+    Graph,
+    emulate,
+    small_runner,
+    with_prompts,
+)
 
 pytestmark = pytest.mark.usefixtures("quick_interpreter")
 
-SHAPE = StepShape(rows=8, runs=2, rows_per_run=4, max_positions=160, block_size=BLOCK)
-DUMMY = 511 * BLOCK
-BLOCKS = [list(range(10)), list(range(10, 20))]
 # Of two layers, the first of which is in the first piece of a captured step.
 BOUNDARIES = (2, 0, 1)
 
 
-class Event:
-    """Of a device that computes at once."""
-
-    def __init__(self, **_: object) -> None: ...
-
-    def record(self, *_: object) -> None: ...
-
-    def query(self) -> bool:
-        return True
-
-    def synchronize(self) -> None: ...
-
-    def elapsed_time(self, _: "Event") -> float:
-        return 0.0
-
-
-class Stream:
-    def wait_event(self, _: Event) -> None: ...
-
-
-class Graph:
-    """Launches again what was launched while it was captured, as it was then."""
-
-    captured: ClassVar[list["Graph"]] = []
-
-    def __init__(self, one: Step, run: Callable[[], None]) -> None:
-        self._step, self._run = one, run
-        self._side, self._features = one._side, one._features
-        Graph.captured.append(self)
-
-    def replay(self) -> None:
-        now = self._step._side, self._step._features
-        self._step.use(self._side)
-        self._step.watch(self._features)
-        with torch.inference_mode():
-            self._run()
-        self._step.use(now[0])
-        self._step.watch(now[1])
-
-
 @pytest.fixture(autouse=True)
-def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    if torch.cuda.is_available():
-        pytest.skip("a device has events of its own")
-    monkeypatch.setattr(step, "LEADING_LAYERS", 1)
+def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    emulate(monkeypatch)
     monkeypatch.setattr(step_features, "PIECE", 64)
-    monkeypatch.setattr(graphs.torch.cuda, "Event", Event)
-    monkeypatch.setattr(graphs.torch.cuda, "current_stream", Stream)
-    monkeypatch.setattr(graphs.torch.cuda, "synchronize", lambda: None)
-    yield
-    Graph.captured.clear()
-
-
-def load(family: str, factory: pytest.TempPathFactory) -> ModelRunner:
-    directory = factory.mktemp(family)
-    make_model(family, directory)
-    runner = make_runner(directory, kernels="torch")
-    del runner.model.weights.layers[2:], runner.kv.layers[2:]
-    for blocks in BLOCKS:
-        runner.forward([Chunk([7 * i % 512 for i in range(120)], 0, blocks, 0)])
-    return runner
 
 
 @pytest.fixture(scope="module")
 def runner(tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
-    return load("llama3-untied", tmp_path_factory)
+    return with_prompts(small_runner(tmp_path_factory.mktemp("model")))
 
 
-@pytest.fixture(scope="module", params=["llama3-untied", "olmo2", full_only("qwen3")])
-def either(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
-    return load(request.param, tmp_path_factory)
-
-
-def make_steps(
-    runner: ModelRunner, eager: bool = True, monkeypatch: pytest.MonkeyPatch | None = None
-) -> GraphRunner:
-    """Of one shape. ``monkeypatch``: graphs are emulated."""
+def make_steps(runner: ModelRunner) -> GraphRunner:
+    """Of one shape and one way of drawing."""
     one = Step(runner.model, runner.kv, SHAPE, 1, num_sides=2)
+    one.drawings = [Drawing.PLAIN]
     one.inputs.clear(DUMMY)
-    if monkeypatch is not None:
-        monkeypatch.setattr(graphs, "capture_graph", lambda run, memory: (Graph(one, run), memory))
-    return GraphRunner([one], eager=eager)
+    return GraphRunner([one], eager=True)
+
+
+def captured_steps(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> GraphRunner:
+    steps = make_steps(runner)
+    steps.eager, (one,) = False, steps.steps
+    monkeypatch.setattr(graphs, "capture_graph", lambda run, memory: (Graph(one, run), memory))
+    with torch.inference_mode():
+        steps.capture(DUMMY)
+    return steps
 
 
 def make_features(runner: ModelRunner, boundaries: Sequence[int] = BOUNDARIES) -> StepFeatures:
@@ -135,15 +75,12 @@ def rounds(seed: int) -> list[Chunk]:
     rng = random.Random(seed)
     return [
         Chunk([rng.randrange(512) for _ in range(width)], 120 - 5 * i, BLOCKS[i], width)
-        for i, width in enumerate((4, 2))
+        for i, width in enumerate((2, 1))
     ]
 
 
 def launch(steps: GraphRunner, parts: Sequence[Chunk]) -> InFlight:
-    rows = sum(part.num_logits for part in parts)
-    flight = steps.launch(parts, [None] * rows, DUMMY)
-    assert flight is not None
-    return flight
+    return steps.launch(parts, [None] * sum(part.num_logits for part in parts), DUMMY)
 
 
 def expected(
@@ -156,27 +93,16 @@ def expected(
 
 
 def assert_close(got: Tensor | None, wanted: Tensor) -> None:
-    assert got is not None
     torch.testing.assert_close(got, wanted, atol=2e-4, rtol=2e-4)
 
 
-def test_a_forward_tells_what_layers_add_up_to(runner: ModelRunner) -> None:
-    """Told layer by layer, by hand."""
-    layers = runner.prompt_layers(rounds(1))
-    with torch.inference_mode():
-        layers.embed()
-        found = [layers.hidden.clone()]
-        for i in range(2):
-            layers.compute(range(i, i + 1))
-            found.append(layers.hidden.clone())
-    assert torch.equal(expected(runner, rounds(1), (0, 1, 2)), torch.cat(found, dim=-1))
-
-
-def test_a_step_tells_the_residual_stream_of_its_rows(either: ModelRunner) -> None:
-    steps = make_steps(either)
-    steps.watch(make_features(either))
-    for seed in range(2):
-        assert_close(launch(steps, rounds(seed)).result().features, expected(either, rounds(seed)))
+@pytest.mark.sampled
+@pytest.mark.parametrize("family", ["llama3-untied", "olmo2", "qwen3"])
+def test_a_step_tells_the_residual_stream_of_its_rows(family: str, tmp_path: Path) -> None:
+    runner = with_prompts(small_runner(tmp_path, family))
+    steps = make_steps(runner)
+    steps.watch(make_features(runner))
+    assert_close(launch(steps, rounds(1)).result().features, expected(runner, rounds(1)))
 
 
 def test_rows_stay_until_the_step_after_the_next_one(runner: ModelRunner) -> None:
@@ -206,39 +132,24 @@ def test_a_watch_may_come_and_change_while_a_step_is_in_flight(runner: ModelRunn
     assert launch(steps, rounds(4)).result().features is None
 
 
-@pytest.mark.parametrize("eager", [full_only(True), False], ids=["eager", "captured"])
-def test_what_is_drawn_does_not_depend_on_who_reads(
-    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch, eager: bool
-) -> None:
-    steps = make_steps(runner, eager, monkeypatch)
-    with torch.inference_mode():
-        steps.capture(DUMMY)
-    features = make_features(runner)
-    logits = []
-    for told in (None, features, None):
-        steps.watch(told)
-        logits.append([launch(steps, rounds(seed)).result().logits for seed in range(2)])
-    for others in logits[1:]:
-        assert all(map(torch.equal, logits[0], others))
-
-
 def test_graphs_that_tell_are_captured_when_they_are_asked_for(
     runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    steps = make_steps(runner, False, monkeypatch)
-    with torch.inference_mode():
-        steps.capture(DUMMY)
+    """And what is drawn does not depend on who reads."""
+    steps, features = captured_steps(runner, monkeypatch), make_features(runner)
     plain = len(Graph.captured)
-    assert launch(steps, rounds(1)).result().features is None
-    features = make_features(runner)
+    alone = launch(steps, rounds(1)).result()
+    assert alone.features is None
     steps.watch(features)
     assert len(Graph.captured) == 2 * plain
-    assert_close(launch(steps, rounds(2)).result().features, expected(runner, rounds(2)))
+    told = launch(steps, rounds(1)).result()
+    assert_close(told.features, expected(runner, rounds(1)))
+    assert torch.equal(told.logits, alone.logits)
 
     steps.watch(None)
     for tap in features.taps:
         tap.out.fill_(7.0)
-    assert launch(steps, rounds(3)).result().features is None
+    assert launch(steps, rounds(1)).result().features is None
     launch(steps, rounds(4))
     assert all(bool((tap.out == 7.0).all()) for tap in features.taps)  # nothing is copied
 
@@ -250,9 +161,7 @@ def test_graphs_that_tell_are_captured_when_they_are_asked_for(
 def test_a_head_that_comes_while_steps_are_served_has_one_graph_captured_before_each(
     runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    steps = make_steps(runner, False, monkeypatch)
-    with torch.inference_mode():
-        steps.capture(DUMMY)
+    steps = captured_steps(runner, monkeypatch)
     plain = len(Graph.captured)
     monkeypatch.setattr(runner, "steps", steps)
     monkeypatch.setattr(runner, "make_step_features", partial(make_features, runner))
@@ -277,30 +186,7 @@ def test_a_head_that_comes_while_steps_are_served_has_one_graph_captured_before_
 
 
 def test_a_boundary_that_the_model_does_not_have_is_refused(runner: ModelRunner) -> None:
-    with pytest.raises(ConfigError, match="boundary 4 is asked for: the model has 3 layers"):
-        runner.watch((1, 4))
-    with pytest.raises(ConfigError, match="boundary -1"):
-        runner.watch((-1,))
-
-
-@pytest.mark.parametrize("family", ["llama3-untied", full_only("olmo2")])
-def test_the_first_of_several_ranks_tells_the_whole(tmp_path: Path, family: str) -> None:
-    make_model(family, tmp_path)
-    parts = [Chunk(list(range(3, 40)), 0, BLOCKS[0], 1), Chunk([5, 6], 0, BLOCKS[1], 2)]
-    alone = make_runner(tmp_path)
-    alone.watch((0, 2, 3))
-    alone.forward(parts)
-    shared: list[Tensor] = [torch.empty(0)] * 2
-    barrier = threading.Barrier(2)
-
-    def compute(rank: int) -> Any:
-        runner = make_runner(tmp_path, tp=ThreadRanks(rank, shared, barrier))
-        runner.watch((0, 2, 3))
-        runner.forward(parts)
-        return runner.features
-
-    with ThreadPoolExecutor(2) as pool:
-        first, other = pool.map(compute, range(2))
-    assert alone.features is not None
-    assert_close(first, alone.features)
-    assert other is None
+    for boundary in (4, -1):
+        words = f"boundary {boundary} is asked for: the model has 3 layers"
+        with pytest.raises(ConfigError, match=words):
+            runner.watch((1, boundary))

@@ -15,6 +15,7 @@ from ssd_engine.grammar.follower import GrammarFollower
 from ssd_engine.grammar.sources import MAX_CHOICES, MAX_REGEX_BYTES
 from ssd_engine.grammar.spec import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 from ssd_engine.text.tokenizer import Tokenizer
+from tests.suite.scale import share
 
 END = 1
 
@@ -40,6 +41,8 @@ LARK = 'start: "(" start ")" | "x"'
         (GrammarKind.JSON_SCHEMA, '{"type": "object"}', '{"a": [1, null]}', "[1]"),
         (GrammarKind.JSON_SCHEMA, '{"enum": ["a", 2]}', "2", '"b"'),
         (GrammarKind.JSON_SCHEMA, "true", "12", "{1}"),
+        # control characters stay where names are not in doubt
+        (GrammarKind.JSON_SCHEMA, '{"const": "\\u0001"}', '"\\u0001"', '"a"'),
     ],
 )
 def test_every_kind_of_grammar(
@@ -58,6 +61,11 @@ def nested(part: object) -> str:
     return json.dumps({"properties": {"a/b": {"items": {"anyOf": [{"type": "string"}, part]}}}})
 
 
+def inside(schema: object) -> str:
+    return f'start: first | second\nfirst: "x"\nsecond: %json {json.dumps(schema)}'
+
+
+NO_TEXT = "no text is described by it"
 PLACE = "grammar.json_schema/properties/a~1b/items/anyOf/1"
 
 
@@ -82,6 +90,23 @@ PLACE = "grammar.json_schema/properties/a~1b/items/anyOf/1"
         (GrammarKind.CHOICES, "[]", "grammar.choices", f"1 to {MAX_CHOICES}"),
         (GrammarKind.CONTEXT_FREE, "start = nothing", "grammar.context_free", ""),
         (GrammarKind.REGEX, "a" * (MAX_REGEX_BYTES + 1), "grammar.regex", "at most"),
+        # schemas inside a grammar are named by their rules
+        (
+            GrammarKind.CONTEXT_FREE,
+            inside({"properties": {"a": {"type": "colour"}}}),
+            "grammar.context_free.second/properties/a",
+            "colour",
+        ),
+        (
+            GrammarKind.CONTEXT_FREE,
+            inside({"items": {"minimum": 2**60}}),
+            "grammar.context_free.second/items/minimum",
+            "2^53",
+        ),
+        # a grammar without a text says so
+        (GrammarKind.JSON_SCHEMA, '{"$ref": "#"}', "grammar.json_schema", NO_TEXT),
+        (GrammarKind.REGEX, "[^\\s\\S]", "grammar.regex", NO_TEXT),
+        (GrammarKind.CONTEXT_FREE, 'start: a\na: a "x"', "grammar.context_free", NO_TEXT),
         (
             GrammarKind.CONTEXT_FREE,
             " " * (MAX_GRAMMAR_BYTES + 1),
@@ -97,6 +122,8 @@ def test_what_cannot_be_compiled_is_refused_by_its_place(
         compiler.follow(Grammar(kind, source))
     assert refused.value.field == field
     assert problem in refused.value.problem
+    assert "NoExtension" not in str(refused.value)
+    assert "non-verbose" not in str(refused.value)
 
 
 def deep(levels: int) -> str:
@@ -211,7 +238,7 @@ def test_hostile_grammars_end_soon(
     begin, before = time.process_time(), resident_mib()
     with suppress(InputError):
         walk(compiler.follow(Grammar(kind, source)))
-    assert time.process_time() - begin < 10  # 2.5 at most were seen
+    assert time.process_time() - begin < 60  # only catches a hang
     assert resident_mib() - before < 250  # 60
 
 
@@ -220,15 +247,18 @@ def resident_mib() -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-def test_what_took_long_to_compile_is_not_kept(compiler: GrammarCompiler) -> None:
+def test_few_are_kept_and_none_that_took_long_to_compile(compiler: GrammarCompiler) -> None:
     """Each of these takes 10 MiB or more."""
     before = resident_mib()
-    for multiple in range(19_901, 19_941, 2):
+    for multiple in range(19_901, 19_901 + 2 * share(20, least=8), 2):
         schema = {"type": "integer", "multipleOf": multiple}
         compiler.follow(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema)))
     assert resident_mib() - before < 150
+    for i in range(MOST_IDLE + 5):
+        compiler.follow(Grammar(GrammarKind.REGEX, f"a{{{i + 1}}}"))
     compiler.follow(Grammar(GrammarKind.REGEX, "b"))
     assert sum(idle.seconds for _, idle in compiler._idle) <= MOST_IDLE_SECONDS
+    assert len(compiler._idle) <= MOST_IDLE
 
 
 @pytest.mark.parametrize(
@@ -313,65 +343,30 @@ def test_what_is_within_the_bounds_is_served(
 
 @pytest.mark.parametrize("shown", ["a", "\\u0061"])
 @pytest.mark.parametrize(
-    "rest",
+    "schema",
     [
-        {"additionalProperties": {"type": "string"}},
-        {"required": ["a"]},
-        {"patternProperties": {"^b": {}}, "additionalProperties": {"type": "string"}},
+        {"properties": {"a": {"type": "integer"}}, "additionalProperties": {"type": "string"}},
+        {"properties": {"a": {"type": "integer"}}, "required": ["a"]},
+        {
+            "properties": {"a": {"type": "integer"}},
+            "patternProperties": {"^b": {}},
+            "additionalProperties": {"type": "string"},
+        },
+        {"patternProperties": {"^a": {"type": "integer"}}},
     ],
 )
 def test_a_name_is_held_to_its_own_schema_however_it_is_written(
-    compiler: GrammarCompiler, tokenizer: Tokenizer, shown: str, rest: dict[str, object]
+    compiler: GrammarCompiler, tokenizer: Tokenizer, shown: str, schema: dict[str, object]
 ) -> None:
-    schema = json.dumps({"type": "object", "properties": {"a": {"type": "integer"}}, **rest})
-    inside = f"start: a\na: %json {schema}"
-    for grammar in (
-        Grammar(GrammarKind.JSON_SCHEMA, schema),
-        Grammar(GrammarKind.CONTEXT_FREE, inside),
+    written = json.dumps({"type": "object", **schema})
+    for kind, source in (
+        (GrammarKind.JSON_SCHEMA, written),
+        (GrammarKind.CONTEXT_FREE, f"start: a\na: %json {written}"),
     ):
-        assert accepts(compiler, tokenizer, grammar, '{"a": 1}')
-        assert accepts(compiler, tokenizer, grammar, '{"a": 1, "c": "x"}')
+        for text in ('{"a": 1}', '{"a": 1, "c": "x"}'):
+            assert accepts(compiler, tokenizer, Grammar(kind, source), text)
         for text in (f'{{"{shown}": "x"}}', f'{{"a": 1, "{shown}": "x"}}'):
-            assert not accepts(compiler, tokenizer, grammar, text)
-
-
-def test_names_of_patterns_are_held_to_them_however_they_are_written(
-    compiler: GrammarCompiler, tokenizer: Tokenizer
-) -> None:
-    schema = {"type": "object", "patternProperties": {"^a": {"type": "integer"}}}
-    grammar = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))
-    assert accepts(compiler, tokenizer, grammar, '{"ab": 1, "b": "x"}')
-    for name in ("ab", "\\u0061b"):
-        assert not accepts(compiler, tokenizer, grammar, f'{{"{name}": "x"}}')
-
-
-def test_control_characters_stay_where_names_are_not_in_doubt(
-    compiler: GrammarCompiler, tokenizer: Tokenizer
-) -> None:
-    grammar = Grammar(GrammarKind.JSON_SCHEMA, json.dumps({"const": "\x01"}))
-    assert accepts(compiler, tokenizer, grammar, '"\\u0001"')
-
-
-@pytest.mark.parametrize(
-    ("kind", "source", "place"),
-    [
-        (GrammarKind.JSON_SCHEMA, '{"$ref": "#"}', ""),
-        (GrammarKind.JSON_SCHEMA, '{"items": {"type": "integer"}, "$ref": "#/$defs/a", '
-         '"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}', None),
-        (GrammarKind.REGEX, "[^\\s\\S]", ""),
-        (GrammarKind.CONTEXT_FREE, 'start: a\na: a "x"', ""),
-    ],
-)  # fmt: skip
-def test_a_grammar_without_a_text_says_so(
-    compiler: GrammarCompiler, kind: GrammarKind, source: str, place: str | None
-) -> None:
-    with pytest.raises(InputError) as refused:
-        compiler.follow(Grammar(kind, source))
-    if place is not None:
-        assert refused.value.field.startswith(kind.field)
-        assert refused.value.problem == "no text is described by it"
-    assert "NoExtension" not in str(refused.value)
-    assert "non-verbose" not in str(refused.value)
+            assert not accepts(compiler, tokenizer, Grammar(kind, source), text)
 
 
 def test_what_the_library_raises_is_an_input_error(
@@ -399,43 +394,3 @@ def walk(follower: GrammarFollower) -> None:
         if allowed is None or not allowed.any():
             break
         tokens.append(int(np.flatnonzero(np.unpackbits(allowed, bitorder="little"))[0]))
-
-
-def test_few_are_kept(compiler: GrammarCompiler) -> None:
-    for i in range(MOST_IDLE + 5):
-        compiler.follow(Grammar(GrammarKind.REGEX, f"a{{{i + 1}}}"))
-    compiler.follow(Grammar(GrammarKind.REGEX, "b"))
-    assert len(compiler._idle) <= MOST_IDLE
-
-
-def test_one_that_was_used_is_used_again_from_its_beginning(
-    compiler: GrammarCompiler, tokenizer: Tokenizer
-) -> None:
-    grammar = Grammar(GrammarKind.REGEX, "once upon a (time|day)")
-    first = compiler.follow(grammar)
-    fresh = first.allowed([])
-    walk(first)
-    matcher = first.at([])
-    del first
-    again, other = compiler.follow(grammar), compiler.follow(grammar)
-    assert again.at([]) is matcher
-    assert other.at([]) is not matcher
-    assert np.array_equal(again.allowed([]), fresh)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("wrong", "place", "problem"),
-    [
-        ({"properties": {"a": {"type": "colour"}}}, ".second/properties/a", "colour"),
-        ({"items": {"minimum": 2**60}}, ".second/items/minimum", "2^53"),
-    ],
-)
-def test_schemas_inside_a_grammar_are_named_by_their_rules(
-    compiler: GrammarCompiler, wrong: dict[str, object], place: str, problem: str
-) -> None:
-    rules = ["start: first | second", 'first: %json {"type": "string"}']
-    rules.append(f"second: %json {json.dumps(wrong)}")
-    with pytest.raises(InputError) as refused:
-        compiler.follow(Grammar(GrammarKind.CONTEXT_FREE, "\n".join(rules)))
-    assert refused.value.field == f"grammar.context_free{place}"
-    assert problem in refused.value.problem

@@ -2,12 +2,14 @@
 
 import json
 import random
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
 from ssd_engine.grammar import masks as masks_module
 from ssd_engine.grammar.compiler import LIMITS, GrammarCompiler
+from ssd_engine.grammar.follower import GrammarFollower
 from ssd_engine.grammar.masks import HeldRow, mask_bytes, write_masks
 from ssd_engine.grammar.spec import Grammar, GrammarKind
 from ssd_engine.text.tokenizer import Tokenizer
@@ -17,6 +19,15 @@ SCHEMA = """{"type": "object", "required": ["name", "age", "kind"], "properties"
   "name": {"type": "string"}, "age": {"type": "integer"}, "kind": {"enum": ["red", "green"]}}}"""
 GRAMMAR = Grammar(GrammarKind.JSON_SCHEMA, SCHEMA)
 END = 1
+
+
+def allowed_by(
+    follower: GrammarFollower, text: Sequence[int], tail: Sequence[int] = ()
+) -> np.ndarray:
+    """What may come after a text that is one of the grammar."""
+    allowed = follower.allowed(text, tail)
+    assert allowed is not None
+    return allowed
 
 
 def tokens_of(allowed: np.ndarray) -> list[int]:
@@ -30,11 +41,8 @@ def test_what_is_allowed_depends_on_the_text_alone(compiler: GrammarCompiler) ->
         if text and rng.random() < 0.3:
             del text[rng.randrange(len(text)) :]
         cut = rng.randrange(len(text) + 1)
-        allowed = follower.allowed(text[:cut], text[cut:])
-        fresh = compiler.follow(GRAMMAR).allowed(text)
-        assert allowed is not None
-        assert fresh is not None
-        assert np.array_equal(allowed, fresh)
+        allowed = allowed_by(follower, text[:cut], text[cut:])
+        assert np.array_equal(allowed, allowed_by(compiler.follow(GRAMMAR), text))
         token = rng.choice(tokens_of(allowed))
         text = [] if token == END else [*text, token]
 
@@ -54,9 +62,7 @@ def test_a_text_that_is_none_of_the_grammar_has_no_next_token(
         masks = np.zeros((2, mask_bytes(len(tokenizer.token_bytes))), np.uint8)
         write_masks(masks, [HeldRow(0, follower, [], []), HeldRow(1, follower, [], none)])
         assert not (masks[0] == 0xFF).all()
-    allowed = follower.allowed([])  # it finds its way back
-    assert allowed is not None
-    assert allowed.any()
+    assert allowed_by(follower, []).any()  # it finds its way back
 
 
 def test_certain_tokens_are_the_only_ones_of_their_places(
@@ -67,13 +73,9 @@ def test_certain_tokens_are_the_only_ones_of_their_places(
     assert tokenizer.text_of(forced) == '{"name": "'[: len(tokenizer.text_of(forced))]
     assert len(forced) > 3
     for i, token in enumerate(forced):
-        allowed = follower.allowed(forced[:i])
-        assert allowed is not None
-        assert tokens_of(allowed) == [token]
+        assert tokens_of(allowed_by(follower, forced[:i])) == [token]
     assert follower.forced([], 2) == forced[:2]
-    after = follower.allowed(forced)
-    assert after is not None
-    assert len(tokens_of(after)) > 1
+    assert len(tokens_of(allowed_by(follower, forced))) > 1
 
 
 @pytest.mark.parametrize("seconds_alone", [0.0, 1.0])
@@ -83,7 +85,7 @@ def test_masks_of_many_rows_are_those_of_each(
     """Rounds of several texts at once, and branches of one; some leave the grammar."""
     monkeypatch.setattr(masks_module, "ALONE_SECONDS", seconds_alone)
     rng = random.Random(3)
-    size = mask_bytes(len(compiler.follow(GRAMMAR).allowed([])) * 8)  # type: ignore[arg-type]
+    size = mask_bytes(len(allowed_by(compiler.follow(GRAMMAR), [])) * 8)
     for _ in range(share(200)):
         held: list[HeldRow] = []
         for _ in range(rng.randint(1, 3)):
@@ -108,8 +110,7 @@ def test_masks_of_many_rows_are_those_of_each(
 def random_text(compiler: GrammarCompiler, rng: random.Random, count: int) -> list[int]:
     follower, text = compiler.follow(GRAMMAR), list[int]()
     while len(text) < count:
-        allowed = follower.allowed(text)
-        assert allowed is not None
+        allowed = allowed_by(follower, text)
         text.append(rng.choice([token for token in tokens_of(allowed) if token != END]))
     return text
 
@@ -123,12 +124,9 @@ def test_a_bound_that_only_a_guess_reaches_ends_no_text(
         grammar
     )
     a = tokenizer.encode("a", add_special_tokens=False)
-    allowed = follower.allowed([], a * 3)
-    assert allowed is not None
-    assert not allowed.any()
+    assert not allowed_by(follower, [], a * 3).any()
     assert "Too many items" in follower.problem
-    before = follower.allowed([])
-    assert before is not None
+    before = allowed_by(follower, [])
     assert before.any()
     masks = np.zeros((4, mask_bytes(len(tokenizer.token_bytes))), np.uint8)
     write_masks(masks, [HeldRow(i, follower, [], a * i) for i in range(4)])
@@ -153,8 +151,7 @@ def test_what_was_learnt_at_other_places_ends_no_text(
         first = follower.at([])
         masks = np.zeros((3, mask_bytes(len(tokenizer.token_bytes))), np.uint8)
         for _ in range(60):
-            allowed = follower.allowed(text)
-            assert allowed is not None
+            allowed = allowed_by(follower, text)
             assert allowed.any(), follower.problem
             fresh = compiler._compile(grammar)
             assert fresh.try_consume_tokens(text) == len(text)

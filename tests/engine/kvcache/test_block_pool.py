@@ -30,9 +30,7 @@ def write_and_commit(lease: BlockLease, tokens: list[int]) -> None:
 
 
 def opened(pool: BlockPool, tokens: list[int], max_tokens: int | None = None) -> BlockLease:
-    lease = pool.open(tokens, max_tokens or len(tokens))
-    assert lease is not None
-    return lease
+    return pool.open(tokens, max_tokens or len(tokens))
 
 
 def cache(pool: BlockPool, tokens: list[int]) -> list[int]:
@@ -40,7 +38,8 @@ def cache(pool: BlockPool, tokens: list[int]) -> list[int]:
     lease = opened(pool, tokens)
     write_and_commit(lease, tokens)
     blocks = list(lease.blocks)
-    lease.release()
+    for _ in range(2):  # the second time does nothing
+        lease.release()
     pool.check_integrity()
     return blocks
 
@@ -53,93 +52,18 @@ def books(pool: BlockPool) -> Any:
 # Block boundaries
 
 
-@pytest.mark.parametrize("num_tokens", range(1, 3 * SIZE + 2))
-def test_only_whole_blocks_are_cached(num_tokens: int) -> None:
-    pool = BlockPool(8, SIZE)
-    cache(pool, list(range(num_tokens)))
-    assert pool.num_cached == num_tokens // SIZE
-    longer = opened(pool, list(range(100, 100 + SIZE)))
-    assert longer.num_cached_tokens == 0
-    longer.release()
-    again = opened(pool, [*range(num_tokens), 99])
-    assert again.num_cached_tokens == num_tokens // SIZE * SIZE
-
-
-@pytest.mark.parametrize("num_tokens", range(1, 3 * SIZE + 2))
-def test_the_last_token_is_never_taken_from_the_cache(num_tokens: int) -> None:
+@pytest.mark.parametrize("same", range(3 * SIZE + 1))
+@pytest.mark.parametrize("length", [1, SIZE, SIZE + 1, 3 * SIZE, 4 * SIZE])
+def test_a_prefix_is_shared_by_whole_blocks_but_for_the_last_token(same: int, length: int) -> None:
     pool = BlockPool(16, SIZE)
-    cache(pool, list(range(4 * SIZE)))
-    lease = opened(pool, list(range(num_tokens)))
-    assert lease.num_cached_tokens == (num_tokens - 1) // SIZE * SIZE < num_tokens
-
-
-@pytest.mark.parametrize("different", range(3 * SIZE))
-def test_a_prefix_is_shared_up_to_the_block_of_the_first_difference(different: int) -> None:
-    pool = BlockPool(16, SIZE)
-    tokens = list(range(3 * SIZE))
-    blocks = cache(pool, tokens)
-    tokens[different] = 77
-    lease = opened(pool, [*tokens, 5])
-    assert lease.blocks == blocks[: different // SIZE]
-
-
-def test_equal_tokens_after_different_beginnings_are_not_shared() -> None:
-    pool = BlockPool(16, SIZE)
-    cache(pool, [1] * SIZE + [7] * SIZE)
-    lease = opened(pool, [2] * SIZE + [7] * SIZE + [0])
-    assert lease.num_cached_tokens == 0
-    write_and_commit(lease, [2] * SIZE + [7] * SIZE)
-    assert pool.num_cached == 4
-
-
-def test_a_block_that_is_not_committed_is_not_shared() -> None:
-    pool = BlockPool(16, SIZE)
-    first = opened(pool, list(range(9)))
-    first.grow(9)
-    assert opened(pool, list(range(9))).num_cached_tokens == 0
-    first.commit(list(range(9)), 2 * SIZE - 1)  # the second block lacks one
-    assert opened(pool, list(range(9))).num_cached_tokens == SIZE
-    first.commit(list(range(9)), 2 * SIZE)
-    assert opened(pool, list(range(9))).num_cached_tokens == 2 * SIZE
-    pool.check_integrity()
-
-
-# Hash collisions
-
-
-def test_tokens_of_equal_hash_are_told_apart() -> None:
-    zero, other = SAME_HASH
-    assert hash((zero,) * SIZE) == hash((other,) * SIZE)
-    pool = BlockPool(8, SIZE)
-    cache(pool, [zero] * SIZE)
-    assert opened(pool, [other] * SIZE + [1]).num_cached_tokens == 0
-    assert opened(pool, [zero] * SIZE + [1]).num_cached_tokens == SIZE
-
-
-def test_prefixes_of_equal_hash_lead_to_their_own_continuations() -> None:
-    pool = BlockPool(16, SIZE)
-    blocks = {first: cache(pool, [first] * SIZE + [3] * SIZE) for first in SAME_HASH}
-    for first in SAME_HASH:
-        assert opened(pool, [first] * SIZE + [3] * SIZE + [1]).blocks == blocks[first]
+    blocks = cache(pool, list(range(3 * SIZE)))
+    text = [*range(same), *range(100, 200)][:length]
+    lease = opened(pool, text)
+    assert lease.blocks == blocks[: min(same, length - 1) // SIZE]
+    assert lease.num_cached_tokens == len(lease.blocks) * SIZE
 
 
 # Reservations
-
-
-def test_a_reservation_exactly_at_capacity_fits_and_can_be_filled() -> None:
-    pool = BlockPool(5, SIZE)
-    lease = opened(pool, [1, 2, 3], max_tokens=5 * SIZE)
-    pool.check_integrity()
-    lease.grow(5 * SIZE)
-    assert (pool.num_free, pool.num_reserved, pool.num_used) == (0, 0, 5)
-    pool.check_integrity()
-
-
-def test_one_token_over_capacity_is_refused_and_changes_nothing() -> None:
-    pool = BlockPool(5, SIZE)
-    before = books(pool)
-    assert pool.open([1, 2, 3], 5 * SIZE + 1) is None
-    assert books(pool) == before
 
 
 def test_what_others_reserved_cannot_be_had_even_when_it_is_not_used_yet() -> None:
@@ -151,6 +75,9 @@ def test_what_others_reserved_cannot_be_had_even_when_it_is_not_used_yet() -> No
     second = opened(pool, [2], max_tokens=2 * SIZE)
     second.grow(2 * SIZE)
     first.grow(3 * SIZE)
+    assert (pool.num_free, pool.num_reserved, pool.num_used) == (0, 0, 5)
+    with pytest.raises(RuntimeError, match="beyond its reservation"):
+        first.grow(3 * SIZE + 1)
     pool.check_integrity()
 
 
@@ -165,76 +92,7 @@ def test_shared_blocks_in_use_cost_a_new_sequence_nothing() -> None:
     pool.check_integrity()
 
 
-def test_shared_blocks_that_are_idle_count_against_the_room() -> None:
-    """Two idle blocks would be revived: what is left besides them is too little."""
-    pool = BlockPool(4, SIZE)
-    tokens = list(range(2 * SIZE))
-    cache(pool, tokens)
-    before = books(pool)
-    assert pool.open([*tokens, 9], 4 * SIZE + 1) is None
-    assert books(pool) == before
-    lease = opened(pool, [*tokens, 9], max_tokens=4 * SIZE)
-    lease.grow(4 * SIZE)
-    assert lease.num_cached_tokens == 2 * SIZE
-    assert len(set(lease.blocks)) == 4
-    pool.check_integrity()
-
-
-def test_growth_beyond_the_reservation_is_an_error() -> None:
-    pool = BlockPool(5, SIZE)
-    lease = opened(pool, [1], max_tokens=2 * SIZE)
-    lease.grow(2 * SIZE)
-    with pytest.raises(RuntimeError, match="beyond its reservation"):
-        lease.grow(2 * SIZE + 1)
-    pool.check_integrity()
-
-
-def test_growing_to_what_is_held_already_changes_nothing() -> None:
-    pool = BlockPool(5, SIZE)
-    lease = opened(pool, [1], max_tokens=3 * SIZE)
-    lease.grow(SIZE + 1)
-    before = books(pool)
-    lease.grow(2 * SIZE)
-    lease.grow(1)
-    assert books(pool) == before
-
-
-def test_release_gives_back_blocks_and_reservation_once() -> None:
-    pool = BlockPool(5, SIZE)
-    lease = opened(pool, [1], max_tokens=5 * SIZE)
-    lease.grow(2 * SIZE)
-    lease.release()
-    assert (pool.num_free, pool.num_reserved, pool.num_leases) == (5, 0, 0)
-    other = opened(pool, [2], max_tokens=5 * SIZE)
-    other.grow(5 * SIZE)
-    lease.release()
-    pool.check_integrity()
-    assert (pool.num_free, pool.num_leases) == (0, 1)
-
-
-def test_what_follows_a_shared_prefix_is_cached_as_its_continuation() -> None:
-    pool = BlockPool(16, SIZE)
-    cache(pool, [1] * SIZE)
-    longer = [1] * SIZE + [2] * SIZE
-    lease = opened(pool, [*longer, 0])
-    assert lease.num_cached_tokens == SIZE
-    write_and_commit(lease, longer)
-    pool.check_integrity()
-    assert pool.num_cached == 2
-    assert opened(pool, [*longer, 0]).blocks == lease.blocks[:2]
-    assert opened(pool, [2] * SIZE + [0]).blocks == []  # the same tokens, another place
-
-
 # What is evicted
-
-
-def test_a_cached_prefix_survives_until_its_place_is_needed() -> None:
-    pool = BlockPool(4, SIZE)
-    tokens = list(range(2 * SIZE))
-    cache(pool, tokens)
-    cache(pool, [50] * 2)  # there is an empty block for it
-    assert pool.num_cached == 2
-    assert opened(pool, [*tokens, 1]).num_cached_tokens == 2 * SIZE
 
 
 def test_the_end_of_a_prefix_is_evicted_before_its_beginning() -> None:
@@ -262,33 +120,6 @@ def test_the_least_recently_used_prefix_is_evicted_first() -> None:
     assert pool._match(old) != []
     assert pool._match(new) == []
     pool.check_integrity()
-
-
-def test_a_block_in_use_is_never_evicted() -> None:
-    pool = BlockPool(4, SIZE)
-    tokens = list(range(2 * SIZE))
-    holder = opened(pool, tokens)
-    write_and_commit(holder, tokens)
-    filler = opened(pool, [9], max_tokens=2 * SIZE)
-    filler.grow(2 * SIZE)
-    assert not set(filler.blocks) & set(holder.blocks)
-    assert pool.open([9], 1) is None
-    assert pool._match(tokens) == holder.blocks
-
-
-def test_the_same_content_computed_twice_is_cached_once() -> None:
-    pool = BlockPool(8, SIZE)
-    tokens = list(range(2 * SIZE))
-    first, second = opened(pool, tokens), opened(pool, tokens)
-    write_and_commit(first, tokens)
-    write_and_commit(second, tokens)
-    assert pool.num_cached == 2
-    second.release()
-    pool.check_integrity()
-    assert (pool.num_free, pool.num_cached) == (6, 2)
-    first.release()
-    assert (pool.num_free, pool.num_cached) == (8, 2)
-    assert opened(pool, [*tokens, 1]).num_cached_tokens == 2 * SIZE
 
 
 def test_a_continuation_of_content_computed_twice_is_found() -> None:
@@ -428,16 +259,15 @@ def test_random_schedules_keep_the_books_and_never_serve_foreign_tokens() -> Non
     run_state_machine_as_test(
         Schedules,
         settings=settings(
-            max_examples=1000 if FULL else 200,
+            max_examples=1000 if FULL else 40,
             stateful_step_count=40,
             derandomize=True,
             deadline=None,
             database=None,
         ),
     )
-    print(dict(MET))
     for what in ("refused", "shared", "evicted", "wrong", "entered", "duplicates"):
-        assert MET[what] > (200 if FULL else 5), what
+        assert MET[what] > (200 if FULL else 0), what
 
 
 # The check itself
@@ -459,18 +289,6 @@ def over_reserve(pool: BlockPool, lease: BlockLease) -> None:
     pool.num_reserved += 4
 
 
-def drop_from_index(pool: BlockPool, lease: BlockLease) -> None:
-    del pool._index[pool._keys[0]]
-
-
-def cache_an_empty_block(pool: BlockPool, lease: BlockLease) -> None:
-    pool._enter(4, 1, (5,) * SIZE)
-
-
-def forget_an_idle_block(pool: BlockPool, lease: BlockLease) -> None:
-    pool._forget(0)
-
-
 CORRUPTIONS: list[tuple[str, Callable[[BlockPool, BlockLease], Any]]] = [
     ("holders", lambda pool, lease: pool._holders.__setitem__(2, 2)),
     ("holders", lambda pool, lease: lease.blocks.append(4)),
@@ -481,9 +299,9 @@ CORRUPTIONS: list[tuple[str, Callable[[BlockPool, BlockLease], Any]]] = [
     ("empty and idle", lambda pool, lease: pool._empty.append(4)),
     ("a block is lost", lambda pool, lease: pool._empty.pop()),
     ("a block is lost", lambda pool, lease: pool._idle.popitem()),
-    ("an idle block is not cached", forget_an_idle_block),
-    ("an empty block is cached", cache_an_empty_block),
-    ("index", drop_from_index),
+    ("an idle block is not cached", lambda pool, lease: pool._forget(0)),
+    ("an empty block is cached", lambda pool, lease: pool._enter(4, 1, (5,) * SIZE)),
+    ("index", lambda pool, lease: pool._index.pop(pool._keys[0])),
     ("index", lambda pool, lease: pool._index.__setitem__((9, (9,) * SIZE), 2)),
     ("names", lambda pool, lease: pool._names.__setitem__(0, pool._names[1])),
     ("names", lambda pool, lease: pool._names.pop(0)),

@@ -1,15 +1,14 @@
 """A checkpoint whose weights are no numbers is refused, by file, weight and count."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from ssd_engine.checkpoints.checkpoint import open_checkpoint
 from ssd_engine.checkpoints.model_config import load_model_config
@@ -26,22 +25,14 @@ NAN, INF = float("nan"), float("inf")
 MATRIX = "model.layers.1.mlp.down_proj.weight"
 
 
-def change(directory: Path, changes: dict[str, Callable[[Tensor], Tensor]]) -> None:
-    file = directory / "model.safetensors"
-    weights = load_file(file)
-    for name, how in changes.items():
-        weights[name] = how(weights[name])
-    save_file(weights, file, {"format": "pt"})
-
-
-def spoilt(value: float, *places: Any) -> Callable[[Tensor], Tensor]:
-    def spoil(weight: Tensor) -> Tensor:
-        weight = weight.clone()
-        for place in places:
-            weight[place] = value
-        return weight
-
-    return spoil
+def spoil(
+    directory: Path, names: list[str], value: float, *places: Any, file: str = "model.safetensors"
+) -> None:
+    """Put a value at these places of each of these weights."""
+    weights = load_file(directory / file)
+    for name, place in product(names, places):
+        weights[name][place] = value
+    save_file(weights, directory / file, {"format": "pt"})
 
 
 @pytest.mark.parametrize(
@@ -59,7 +50,7 @@ def test_what_is_no_number_is_named_and_counted(
     tmp_path: Path, name: str, value: float, places: list[Any], counted: str
 ) -> None:
     make_model("llama-biases", tmp_path)
-    change(tmp_path, {name: spoilt(value, *places)})
+    spoil(tmp_path, [name], value, *places)
     with pytest.raises(ModelError) as raised:
         make_runner(tmp_path)
     text = str(raised.value)
@@ -69,8 +60,8 @@ def test_what_is_no_number_is_named_and_counted(
 
 def test_the_first_of_many_are_named(tmp_path: Path) -> None:
     make_model("qwen3", tmp_path)
-    norms = [f"model.layers.{i}.{kind}_layernorm.weight" for i in range(3) for kind in ("input",)]
-    change(tmp_path, dict.fromkeys([*norms, MATRIX], spoilt(NAN, 0)))
+    norms = [f"model.layers.{i}.input_layernorm.weight" for i in range(3)]
+    spoil(tmp_path, [*norms, MATRIX], NAN, 0)
     with pytest.raises(ModelError, match=r"\(and 1 more\)$") as raised:
         make_runner(tmp_path)
     assert str(raised.value).count("NaN") == 3
@@ -79,22 +70,20 @@ def test_the_first_of_many_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["model.embed_tokens.weight", "lm_head.weight"])
 def test_rows_that_only_pad_may_be_anything(tmp_path: Path, name: str) -> None:
     make_model("llama3-untied", tmp_path)
-    change(tmp_path, {name: spoilt(NAN, slice(500, None))})
-    config = load_model_config(tmp_path)
-
-    def load(num_tokens: int) -> None:
-        fewer = replace(config, vocab_size=num_tokens, head_rows=num_tokens)
-        checkpoint, cpu = open_checkpoint(tmp_path, fewer), torch.device("cpu")
-        load_weights(fewer, fewer, checkpoint, SingleRank(), torch.float32, cpu)
-
-    load(500)
+    spoil(tmp_path, [name], NAN, slice(500, None))
+    few, one_more = (
+        replace(load_model_config(tmp_path), vocab_size=count, head_rows=count)
+        for count in (500, 501)
+    )
+    about = SingleRank(), torch.float32, torch.device("cpu")
+    load_weights(few, few, open_checkpoint(tmp_path, few), *about)
     with pytest.raises(ModelError, match="64 of 32064 values are NaN"):
-        load(501)
+        load_weights(one_more, one_more, open_checkpoint(tmp_path, one_more), *about)
 
 
 def test_what_a_dtype_does_not_hold_is_said_to_be_that(tmp_path: Path) -> None:
     make_model("qwen3", tmp_path)
-    change(tmp_path, {MATRIX: spoilt(1e6, (0, 0))})
+    spoil(tmp_path, [MATRIX], 1e6, (0, 0))
     make_runner(tmp_path)
     with pytest.raises(
         ModelError, match=r"down_proj.weight: 1 values are too large for float16; -"
@@ -103,7 +92,7 @@ def test_what_a_dtype_does_not_hold_is_said_to_be_that(tmp_path: Path) -> None:
 
 
 class OneOfTwo(SingleRank):
-    """A rank beside another one, which finds the weight of this number to be none."""
+    """A rank beside another one, which has this number: the place of what it has found."""
 
     size = 2
 
@@ -124,7 +113,7 @@ def test_the_first_rank_reads_and_names_the_weight_that_another_one_has_found(
     where = order.index(name)
     with pytest.raises(ModelError, match=f"^weight {name}: not finite on another rank;"):
         make_runner(tmp_path, tp=OneOfTwo(0, where))  # it is another node's file
-    change(tmp_path, {name: spoilt(NAN, -1)})  # of the second rank's part
+    spoil(tmp_path, [name], NAN, -1)  # of the second rank's part
     read, whole = list[str](), FiniteWeights._problem
 
     def problem(self: FiniteWeights, name: str) -> str:
@@ -144,7 +133,7 @@ def test_the_first_rank_reads_and_names_the_weight_that_another_one_has_found(
 def test_logits_that_are_no_numbers_end_the_warm_up(tmp_path: Path) -> None:
     """Each weight is a number, but what comes of them is none."""
     make_model("qwen3", tmp_path)
-    change(tmp_path, {"model.norm.weight": lambda weight: weight * 0 + 3e38})
+    spoil(tmp_path, ["model.norm.weight"], 3e38, slice(None))
     runner = make_runner(tmp_path)
     with pytest.raises(ModelError, match="logits that are NaN or infinite"):
         warm_up(cast(Any, runner))
@@ -154,17 +143,9 @@ def test_logits_that_are_no_numbers_end_the_warm_up(tmp_path: Path) -> None:
 
 
 def test_weights_are_named_with_their_shard(tmp_path: Path) -> None:
-    make_model("qwen3", tmp_path)
-    weights = load_file(tmp_path / "model.safetensors")
-    (tmp_path / "model.safetensors").unlink()
-    places = {}
-    for name, weight in weights.items():
-        places[name] = f"model-{1 + (name == MATRIX)}.safetensors"
-        weights[name] = spoilt(NAN, 0)(weight) if name == MATRIX else weight
-    for file in set(places.values()):
-        held = {name: weight for name, weight in weights.items() if places[name] == file}
-        save_file(held, tmp_path / file, {"format": "pt"})
-    index = tmp_path / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": places}))
-    with pytest.raises(ModelError, match=rf"model-2.safetensors: weight {MATRIX}: 176 of"):
+    make_model("qwen3", tmp_path, max_shard_size="100KB")
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    shard = index["weight_map"][MATRIX]
+    spoil(tmp_path, [MATRIX], NAN, 0, file=shard)
+    with pytest.raises(ModelError, match=f"{shard}: weight {MATRIX}: 176 of"):
         make_runner(tmp_path)

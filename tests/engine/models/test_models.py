@@ -1,8 +1,7 @@
 """Models against their oracle: Hugging Face transformers on the same weights, in float32."""
 
 import json
-import threading
-from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -17,26 +16,16 @@ from ssd_engine.errors import ConfigError, ModelError
 from ssd_engine.execution.runner import ModelRunner
 from ssd_engine.forward.batch import Chunk
 from ssd_engine.text.tokenizer import Tokenizer
+from tests.engine.models.test_finite_weights import OneOfTwo
 from tests.harness import Request, make_core, make_runner, run
 from tests.random_models import FAMILIES, make_model
 from tests.suite.scale import FULL, full_only, share
-from tests.thread_ranks import ThreadRanks
+from tests.thread_ranks import ThreadRanks, on_ranks
+from tools.bench_kit import story_prompts
 
 NUM_PROMPTS = 20
 NEW_TOKENS = 256 if FULL else 48
 SHIPPED = "stories-target"
-HEROES = (
-    "a shy lamb",
-    "a brave fox",
-    "an old bear",
-    "a little girl and her kite",
-    "two friends who build a boat",
-    "a dragon who fears fire",
-    "a boy who plants a seed",
-    "a rabbit and the moon",
-    "a robot who lost his hat",
-    "a bird who cannot sing",
-)
 
 
 # What the untied one has, the tied one and others that are not tied have between them.
@@ -70,9 +59,8 @@ def prompts(runner: ModelRunner) -> list[list[int]]:
     ]
     if runner.options.directory == resolve_model(SHIPPED):
         tokenizer = Tokenizer(runner.options.directory, config)
-        for i, hero in zip(range(0, NUM_PROMPTS, 2), HEROES, strict=True):
-            content = f"Tell me a story about {hero}."
-            chosen[i] = tokenizer.encode_chat([{"role": "user", "content": content}])
+        asked = [[{"role": "user", "content": each}] for each in story_prompts(10, seed=0)]
+        chosen[::2] = [tokenizer.encode_chat(each) for each in asked]
     return chosen
 
 
@@ -86,8 +74,7 @@ def oracle_tokens(oracle: PreTrainedModel, prompt: list[int]) -> list[int]:
         eos_token_id=None,
         pad_token_id=0,
     )
-    tokens: list[int] = out[0, len(prompt) :].tolist()
-    return tokens
+    return out[0, len(prompt) :].tolist()
 
 
 def test_greedy_tokens_equal_transformers(pair: tuple[PreTrainedModel, ModelRunner]) -> None:
@@ -111,11 +98,10 @@ def test_logits_are_within_1e_4_of_transformers(
     with torch.inference_mode():
         expected = oracle(tokens[None]).logits[0]
     pieces = [(0, 1), (1, 130), (130, 131), (131, 390), *((i, i + 1) for i in range(390, 400))]
-    ours = []
-    for begin, end in pieces:
-        logits = runner.forward([Chunk(tokens[begin:end].tolist(), begin, blocks, end - begin)])
-        assert logits is not None
-        ours.append(logits)
+    ours = [
+        runner.forward([Chunk(tokens[begin:end].tolist(), begin, blocks, end - begin)])
+        for begin, end in pieces
+    ]
     assert (torch.cat(ours) - expected).abs().max().item() < 1e-4
 
 
@@ -125,69 +111,46 @@ def test_logits_are_within_1e_4_of_transformers(
 def test_ranks_compute_together_what_transformers_does(
     tmp_path: Path, family: str, ranks: int
 ) -> None:
-    oracle = make_model(family, tmp_path)
-    prompt = list(range(3, 60))
-    parts: list[torch.Tensor] = [torch.empty(0)] * ranks
-    barrier = threading.Barrier(ranks)
+    oracle, tokens = make_model(family, tmp_path), list(range(3, 80))
+    with torch.inference_mode():
+        expected = oracle(torch.tensor([tokens])).logits[0]
 
-    def generate(rank: int) -> list[int]:
-        runner = make_runner(tmp_path, num_blocks=128, tp=ThreadRanks(rank, parts, barrier))
-        tokens, given = list(prompt), prompt
-        for _ in range(NEW_TOKENS):
-            chunk = Chunk(given, len(tokens) - len(given), list(range(32)), 1)
-            logits = runner.forward([chunk])
-            given = box.said(rank, logits)
-            tokens += given
-        return tokens[len(prompt) :]
+    def compute(rank: ThreadRanks) -> list[torch.Tensor | None]:
+        runner = make_runner(tmp_path, num_blocks=128, tp=rank)
+        ends = [57, *range(58, 78)]  # a prompt, and one token after the other
+        chunks = [Chunk(tokens[a:b], a, list(range(32)), b - a) for a, b in pairwise([0, *ends])]
+        return [runner.forward([chunk]) for chunk in chunks]
 
-    box = SaidByFirst(barrier)
-    with ThreadPoolExecutor(ranks) as pool:
-        found = list(pool.map(generate, range(ranks)))
-    assert found == [oracle_tokens(oracle, prompt)] * ranks
+    first, *others = on_ranks(ranks, compute)
+    logits = torch.cat([each for each in first if each is not None])
+    assert (logits - expected).abs().max().item() < 1e-4
+    assert all(each is None for other in others for each in other)
 
 
-class SaidByFirst:
-    """The likeliest token, which the rank that has the logits tells the others."""
-
-    def __init__(self, barrier: threading.Barrier) -> None:
-        self._barrier = barrier
-        self._token = 0
-
-    def said(self, rank: int, logits: torch.Tensor | None) -> list[int]:
-        assert (logits is not None) == (rank == 0)
-        if logits is not None:
-            self._token = int(logits[-1].argmax())
-        self._barrier.wait(timeout=60)
-        token = self._token
-        self._barrier.wait(timeout=60)
-        return [token]
-
-
-def test_neighbours_in_a_batch_do_not_change_logits(
-    pair: tuple[PreTrainedModel, ModelRunner],
-) -> None:
-    _, runner = pair
-    text = list(range(3, 43))
-    alone = runner.forward([Chunk(text, 0, [0, 1, 2], 1)])
-    batch = [
-        Chunk(list(range(50, 57)), 0, [3], 1),
-        Chunk(text, 0, [4, 5, 6], 1),
-        Chunk(list(range(60, 100)), 0, [7, 8, 9], 2),
-    ]
-    together = runner.forward(batch)
-    assert alone is not None
-    assert together is not None
-    assert (alone[0] - together[1]).abs().max().item() < 1e-4
+@pytest.mark.parametrize("family", ["llama3-untied", "qwen3", "olmo2"])
+def test_hidden_states_at_boundaries_are_those_of_transformers(family: str, tmp_path: Path) -> None:
+    oracle, tokens, last = make_model(family, tmp_path), list(range(3, 40)), []
+    runner = make_runner(tmp_path)
+    layers = runner.config.num_layers
+    runner.watch(tuple(range(layers + 1)))
+    runner.forward([Chunk(tokens, 0, list(range(3)), 1)])
+    # transformers gives the last one after the final norm, which a boundary is before.
+    norm = oracle.get_submodule("model.norm")
+    norm.register_forward_pre_hook(lambda module, inputs: last.append(inputs[0]))
+    with torch.no_grad():
+        found = oracle(torch.tensor([tokens]), output_hidden_states=True).hidden_states
+    expected = torch.cat([each[0] for each in (*found[:layers], *last)], dim=-1)
+    assert (runner.features - expected).abs().max() < 1e-4
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # falls back, on CPUs without fp16
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_follows_float32(tmp_path: Path, dtype: str) -> None:
     make_model("qwen3", tmp_path)
-    chunk = [Chunk(list(range(3, 67)), 0, [0, 1, 2, 3], 64)]
-    exact, rough = (make_runner(tmp_path, 256, dtype=d).forward(chunk) for d in ("float32", dtype))
-    assert exact is not None
-    assert rough is not None
+    chunk = Chunk(list(range(3, 67)), 0, [0, 1, 2, 3], 64)
+    exact, rough = (
+        make_runner(tmp_path, 256, dtype=each).forward([chunk]) for each in ("float32", dtype)
+    )
     assert rough.dtype == torch.float32
     assert ((exact - rough).norm() / exact.norm()).item() < 0.05
 
@@ -196,123 +159,117 @@ def test_a_sharded_checkpoint_is_the_same_model(tmp_path: Path) -> None:
     make_model("qwen2.5", tmp_path / "one")
     make_model("qwen2.5", tmp_path / "many", max_shard_size="100KB")
     assert len(list((tmp_path / "many").glob("*.safetensors"))) > 2
-    chunk = [Chunk([5, 6, 7], 0, [0], 3)]
-    one, many = (make_runner(tmp_path / d, 256).forward(chunk) for d in ("one", "many"))
-    assert one is not None
-    assert many is not None
-    assert torch.equal(one, many)
+    one, many = (make_runner(tmp_path / name, 256) for name in ("one", "many"))
+    chunk = Chunk([5, 6, 7], 0, [0], 3)
+    assert torch.equal(one.forward([chunk]), many.forward([chunk]))
 
 
-class TestStrictLoading:
-    @pytest.fixture
-    def directory(self, tmp_path: Path) -> Path:
-        make_model("llama3-untied", tmp_path)
-        return tmp_path
+def refusal(directory: Path) -> str:
+    with pytest.raises(ModelError) as caught:
+        open_checkpoint(directory, load_model_config(directory))
+    return str(caught.value)
 
-    def edit(self, directory: Path, change: object) -> None:
-        file = directory / "model.safetensors"
-        weights = load_file(file)
-        change(weights)  # type: ignore[operator]
-        save_file(weights, file, metadata={"format": "pt"})
 
-    def refusal(self, directory: Path) -> str:
-        with pytest.raises(ModelError) as caught:
-            open_checkpoint(directory, load_model_config(directory))
-        return str(caught.value)
+def change_config(directory: Path, **changes: object) -> None:
+    file = directory / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
 
-    def test_a_missing_weight_is_named(self, directory: Path) -> None:
-        self.edit(directory, lambda w: w.pop("model.layers.1.mlp.up_proj.weight"))
-        assert "model.layers.1.mlp.up_proj.weight is missing" in self.refusal(directory)
 
-    def test_an_extra_weight_is_named(self, directory: Path) -> None:
-        self.edit(directory, lambda w: w.update({"model.extra.weight": torch.zeros(2)}))
-        assert "model.extra.weight is not part of this model" in self.refusal(directory)
+def change_weights(directory: Path, **changes: torch.Tensor | None) -> None:
+    """None: without this one."""
+    file = directory / "model.safetensors"
+    weights = {**load_file(file), **changes}
+    kept = {name: weight for name, weight in weights.items() if weight is not None}
+    save_file(kept, file, metadata={"format": "pt"})
 
-    def test_a_misshaped_weight_is_named_with_both_shapes(self, directory: Path) -> None:
-        self.edit(directory, lambda w: w.update({"model.norm.weight": torch.zeros(65)}))
-        assert "model.norm.weight has shape [65], config.json asks for [64]" in self.refusal(
-            directory
-        )
 
-    def test_a_weight_of_an_unknown_dtype_is_named(self, directory: Path) -> None:
-        self.edit(
-            directory, lambda w: w.update({"model.norm.weight": torch.zeros(64, dtype=torch.int8)})
-        )
-        assert "model.norm.weight has dtype I8" in self.refusal(directory)
-
-    def test_a_truncated_file_is_refused(self, directory: Path) -> None:
-        file = directory / "model.safetensors"
-        file.write_bytes(file.read_bytes()[:-10])
-        assert "not a complete safetensors file" in self.refusal(directory)
-
-    def test_an_index_that_names_a_missing_shard_is_refused(self, tmp_path: Path) -> None:
-        make_model("qwen3", tmp_path, max_shard_size="100KB")
-        shard = sorted(tmp_path.glob("*.safetensors"))[1]
-        shard.unlink()
-        assert f"shard {shard.name} is missing" in self.refusal(tmp_path)
-
-    def test_an_index_that_names_the_wrong_shard_is_refused(self, tmp_path: Path) -> None:
-        make_model("qwen3", tmp_path, max_shard_size="100KB")
-        index = tmp_path / "model.safetensors.index.json"
-        content = json.loads(index.read_text())
-        names = sorted(set(content["weight_map"].values()))
-        content["weight_map"]["model.norm.weight"] = next(
-            n for n in names if n != content["weight_map"]["model.norm.weight"]
-        )
-        index.write_text(json.dumps(content))
-        assert "model.norm.weight is not in" in self.refusal(tmp_path)
-
-    def test_a_tied_head_that_differs_is_refused(self, tmp_path: Path) -> None:
-        make_model("llama3-tied", tmp_path)
-        self.edit(tmp_path, lambda w: w.update({"lm_head.weight": torch.ones(512, 64)}))
-        assert "lm_head.weight differs from the embedding" in self.refusal(tmp_path)
-
-    def test_a_tied_head_that_is_a_copy_is_accepted(self, tmp_path: Path) -> None:
-        make_model("llama3-tied", tmp_path)
-        self.edit(
-            tmp_path,
-            lambda w: w.update({"lm_head.weight": w["model.embed_tokens.weight"].clone()}),
-        )
-        open_checkpoint(tmp_path, load_model_config(tmp_path))
-
-    @pytest.mark.parametrize(
-        ("key", "value", "message"),
-        [
-            ("architectures", ["GPT2LMHeadModel"], "GPT2LMHeadModel is not supported"),
-            ("hidden_act", "gelu", "hidden_act"),
-            ("quantization_config", {"bits": 4}, "quantization_config"),
-            ("rope_parameters", {"rope_type": "yarn", "factor": 2.0}, "rope_type: yarn"),
-            ("num_hidden_layers", 0, "num_hidden_layers"),
-            ("num_key_value_heads", 3, "num_key_value_heads"),
-        ],
-    )
-    def test_a_config_that_would_be_computed_wrongly_is_refused(
-        self, directory: Path, key: str, value: object, message: str
-    ) -> None:
-        file = directory / "config.json"
-        file.write_text(json.dumps({**json.loads(file.read_text()), key: value}))
-        assert message in self.refusal(directory)
+UP, NORM = "model.layers.1.mlp.up_proj.weight", "model.norm.weight"
 
 
 @pytest.mark.parametrize(
-    ("window", "is_refused"), [(None, False), (2048, False), (1024, True), ("absent", True)]
+    ("family", "changes", "message"),
+    [
+        ("llama3-untied", {UP: None}, f"{UP} is missing"),
+        (
+            "llama3-untied",
+            {"model.extra.weight": torch.zeros(2)},
+            "model.extra.weight is not part of this model",
+        ),
+        (
+            "llama3-untied",
+            {NORM: torch.zeros(65)},
+            f"{NORM} has shape [65], config.json asks for [64]",
+        ),
+        ("llama3-untied", {NORM: torch.zeros(64, dtype=torch.int8)}, f"{NORM} has dtype I8"),
+        (
+            "llama3-tied",
+            {"lm_head.weight": torch.ones(512, 64)},
+            "lm_head.weight differs from the embedding",
+        ),
+    ],
 )
-def test_a_sliding_window_is_refused_by_name(
-    tmp_path: Path, window: object, is_refused: bool
+def test_weights_that_are_not_the_configs_are_named(
+    tmp_path: Path, family: str, changes: dict[str, torch.Tensor | None], message: str
 ) -> None:
+    make_model(family, tmp_path)
+    change_weights(tmp_path, **changes)
+    assert message in refusal(tmp_path)
+
+
+def test_a_tied_head_that_is_a_copy_is_accepted(tmp_path: Path) -> None:
+    embedding = make_model("llama3-tied", tmp_path).get_input_embeddings().weight.detach()
+    change_weights(tmp_path, **{"lm_head.weight": embedding})
+    open_checkpoint(tmp_path, load_model_config(tmp_path))
+
+
+def test_files_that_are_not_whole_are_refused(tmp_path: Path) -> None:
+    make_model("qwen3", tmp_path, max_shard_size="100KB")
+    first, *_ = sorted(tmp_path.glob("*.safetensors"))
+    index = tmp_path / "model.safetensors.index.json"
+    whole, names = index.read_text(), json.loads(index.read_text())["weight_map"]
+    other = next(name for name in names.values() if name != names[NORM])
+    index.write_text(json.dumps({"weight_map": {**names, NORM: other}}))
+    assert f"{NORM} is not in" in refusal(tmp_path)
+    index.write_text(whole)
+    first.write_bytes(first.read_bytes()[:-10])
+    assert "not a complete safetensors file" in refusal(tmp_path)
+    first.unlink()
+    assert f"shard {first.name} is missing" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("architectures", ["GPT2LMHeadModel"], "GPT2LMHeadModel is not supported"),
+        ("hidden_act", "gelu", "hidden_act"),
+        ("quantization_config", {"bits": 4}, "quantization_config"),
+        ("rope_parameters", {"rope_type": "yarn", "factor": 2.0}, "rope_type: yarn"),
+        ("num_hidden_layers", 0, "num_hidden_layers"),
+        ("num_key_value_heads", 3, "num_key_value_heads"),
+    ],
+)
+def test_a_config_that_would_be_computed_wrongly_is_refused(
+    tmp_path: Path, key: str, value: object, message: str
+) -> None:
+    make_model("llama3-untied", tmp_path)
+    change_config(tmp_path, **{key: value})
+    assert message in refusal(tmp_path)
+
+
+def test_a_sliding_window_is_refused_by_name(tmp_path: Path) -> None:
     """One that is as long as the longest text limits nothing; what says nothing has 4,096."""
     make_model("mistral", tmp_path)
-    file = tmp_path / "config.json"
-    content = {**json.loads(file.read_text()), "sliding_window": window}
-    if window == "absent":
-        del content["sliding_window"]
-        content["max_position_embeddings"] = 32768
-    file.write_text(json.dumps(content))
-    if not is_refused:
+    for window in (None, 2048):
+        change_config(tmp_path, sliding_window=window)
         load_model_config(tmp_path)
-        return
-    with pytest.raises(ModelError, match="sliding_window: sliding windows are not supported"):
-        load_model_config(tmp_path)
+    content = json.loads((tmp_path / "config.json").read_text())
+    del content["sliding_window"]
+    for refused in (
+        {**content, "sliding_window": 1024},
+        {**content, "max_position_embeddings": 32768},
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(refused))
+        assert "sliding_window: sliding windows are not supported" in refusal(tmp_path)
 
 
 @pytest.mark.parametrize("rubbish", [float("nan"), float("inf")])
@@ -328,39 +285,15 @@ def test_what_an_earlier_sequence_left_in_a_block_reaches_nobody(
         cache.key.fill_(rubbish)
         cache.value.fill_(rubbish)
     runner.forward([Chunk(short[:-1], 0, [9], 0), Chunk(long[:-1], 0, [1, 2, 3, 4], 0)])
-    both = runner.forward([Chunk(short[-1:], 4, [9], 1), Chunk(long[-1:], 56, [1, 2, 3, 4], 1)])
-    assert alone is not None
-    assert both is not None
+    ends = [Chunk(short[-1:], 4, [9], 1), Chunk(long[-1:], 56, [1, 2, 3, 4], 1)]
+    both = runner.forward(ends)
     assert both.isfinite().all()
     assert (both[0] - alone[0]).abs().max().item() < 1e-4
 
 
-class _SmallestOf:
-    """A tensor-parallel group of which another rank has less memory."""
-
-    rank, size = 0, 1
-    local_rank, local_size = 0, 1
-
-    def __init__(self, other: int) -> None:
-        self.other = other
-
-    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        return x
-
-    def gather_columns(self, x: torch.Tensor) -> torch.Tensor:
-        return x
-
-    def minimum(self, value: int) -> int:
-        return min(value, self.other)
-
-
 def test_the_size_of_the_cache_is_the_minimum_over_ranks(tmp_path: Path) -> None:
     make_model("qwen3", tmp_path)
-    assert make_runner(tmp_path, 300, tp=_SmallestOf(200)).num_blocks == 200
-    assert make_runner(tmp_path, 150, tp=_SmallestOf(200)).num_blocks == 150
-
-
-def test_a_rank_without_room_for_one_sequence_is_a_clear_error(tmp_path: Path) -> None:
-    make_model("qwen3", tmp_path)
+    assert make_runner(tmp_path, 300, tp=OneOfTwo(0, 200)).num_blocks == 200
+    assert make_runner(tmp_path, 150, tp=OneOfTwo(0, 200)).num_blocks == 150
     with pytest.raises(ConfigError, match="lower --max-model-len to 640 or give more memory"):
-        make_runner(tmp_path, 300, tp=_SmallestOf(40))
+        make_runner(tmp_path, 300, tp=OneOfTwo(0, 40))

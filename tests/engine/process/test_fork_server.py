@@ -22,7 +22,7 @@ from multiprocessing import Pipe
 from ssd_engine.process.fork_server import ForkServer, fork_server_here
 from tests.engine.process.forked import describe, stay
 
-forks = fork_server_here(["ssd_target.engine.engine_process"])
+forks = fork_server_here(sys.argv[1:])
 for work in describe, stay:
     ours, theirs = Pipe()
     forks.start("child", work, theirs)
@@ -41,14 +41,13 @@ def server() -> Iterator[ForkServer]:
 
 
 @pytest.fixture
-def starter() -> Iterator["subprocess.Popen[str]"]:
-    command = [sys.executable, "-c", STARTER]
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=os.getcwd()
-    )
-    yield process
-    process.kill()
-    process.communicate()
+def starter(request: pytest.FixtureRequest) -> Iterator["subprocess.Popen[str]"]:
+    """Of a server that has imported these modules."""
+    command = [sys.executable, "-c", STARTER, *request.param]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, **pipes) as process:
+        yield process
+        process.kill()
 
 
 def line(process: "subprocess.Popen[str]") -> Any:
@@ -56,6 +55,7 @@ def line(process: "subprocess.Popen[str]") -> Any:
     return eval(process.stdout.readline())
 
 
+@pytest.mark.parametrize("starter", [["ssd_target.engine.engine_process"]], indirect=True)
 def test_an_engines_server_has_torch_and_neither_threads_nor_cuda_nor_grpc(
     starter: "subprocess.Popen[str]",
 ) -> None:
@@ -70,6 +70,7 @@ def test_an_engines_server_has_torch_and_neither_threads_nor_cuda_nor_grpc(
     assert found["server"] != starter.pid
 
 
+@pytest.mark.parametrize("starter", [[]], indirect=True)
 @pytest.mark.parametrize("which", ["starter", "server"])
 def test_children_end_with_their_server_and_it_with_its_starter(
     starter: "subprocess.Popen[str]", which: str
@@ -117,23 +118,14 @@ def test_how_a_child_ends_is_known(
 
 
 def test_children_live_side_by_side_and_one_may_be_killed(server: ForkServer) -> None:
+    """The end of one is an end of its pipe: none holds an end of another's."""
     pipes = [Pipe() for _ in range(3)]
     children = [server.start(f"child {i}", forked.stay, pipe[1]) for i, pipe in enumerate(pipes)]
     assert [ours.recv() for ours, _ in pipes] == [child.pid for child in children]
-    children[1].kill()
-    children[1].join(HANG_SECONDS)
-    assert [child.exitcode for child in children] == [None, -signal.SIGKILL, None]
-
-
-def test_a_child_holds_no_end_of_anothers_pipe(server: ForkServer) -> None:
-    """So the end of one is an end of its pipe."""
-    ours, theirs = Pipe()
-    first = server.start("first", forked.stay, theirs)
+    ours, theirs = pipes[1]
     theirs.close()
-    assert ours.recv() == first.pid
-    others, second = Pipe()
-    server.start("second", forked.stay, second)
-    assert others.recv()
-    first.kill()
+    children[1].kill()
     with pytest.raises(EOFError):
         ours.recv()
+    children[1].join(HANG_SECONDS)
+    assert [child.exitcode for child in children] == [None, -signal.SIGKILL, None]

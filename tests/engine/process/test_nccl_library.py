@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from ssd_engine.process import nccl_library
 from tests.suite.tools import needs_tool, tool
 
@@ -51,24 +53,31 @@ def ask(
     return version, missing, variable
 
 
-def test_the_library_that_is_loaded_tells_its_version(tmp_path: Path) -> None:
-    old, new = library(tmp_path / "old", 22_809), library(tmp_path / "new", 23_203)
-    assert ask(new) == ("(2, 32, 3)", "None", "1")
-    assert ask(old, first=new)[0] == "(2, 32, 3)"  # whichever torch was built with
-    assert ask(new, first=old)[0] == "(2, 28, 9)"
+TOO_OLD = "NCCL 2.28.9 does not allow that, 2.30 and later do"
+FORBIDDEN = "NCCL_MULTI_RANK_GPU_ENABLE is '0', not 1"
 
 
-def test_an_old_library_is_named_and_not_asked(tmp_path: Path) -> None:
-    old = library(tmp_path / "old", 22_809)
-    missing = "NCCL 2.28.9 does not allow that, 2.30 and later do"
-    assert ask(old) == ("(2, 28, 9)", missing, "None")
-
-
-def test_without_a_library_nothing_is_asked() -> None:
-    assert ask() == ("None", "no libnccl.so.2 is loaded", "None")
-
-
-def test_an_operator_who_forbids_it_is_heard(tmp_path: Path) -> None:
-    new = library(tmp_path / "new", 23_007)
-    forbidden = "NCCL_MULTI_RANK_GPU_ENABLE is '0', not 1"
-    assert ask(new, multi_rank="0") == ("(2, 30, 7)", forbidden, "0")
+@pytest.mark.parametrize(
+    ("loaded", "first", "multi_rank", "answer"),
+    [
+        (23_203, None, None, ("(2, 32, 3)", "None", "1")),
+        # whichever torch was built with
+        (22_809, 23_203, None, ("(2, 32, 3)", "None", "1")),
+        (23_203, 22_809, None, ("(2, 28, 9)", TOO_OLD, "None")),
+        # an old library is named, and not asked; without one nothing is
+        (22_809, None, None, ("(2, 28, 9)", TOO_OLD, "None")),
+        (None, None, None, ("None", "no libnccl.so.2 is loaded", "None")),
+        # an operator who forbids it is heard
+        (23_007, None, "0", ("(2, 30, 7)", FORBIDDEN, "0")),
+    ],
+)
+def test_the_library_that_is_loaded_tells_whether_ranks_may_share_a_gpu(
+    loaded: int | None,
+    first: int | None,
+    multi_rank: str | None,
+    answer: tuple[str, str, str],
+    tmp_path: Path,
+) -> None:
+    libraries = [] if loaded is None else [library(tmp_path / "loaded", loaded)]
+    before = None if first is None else library(tmp_path / "first", first)
+    assert ask(*libraries, first=before, multi_rank=multi_rank) == answer

@@ -46,35 +46,24 @@ def test_what_is_over_soon_says_nothing(
     assert not caplog.records
 
 
+def shown(
+    formatter: logging.Formatter, clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> list[str]:
+    """What a terminal is told, bar by bar, where lines of the log have this format."""
+    handler, terminal = logging.StreamHandler(io.StringIO()), Terminal()
+    handler.setFormatter(formatter)
+    monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
+    monkeypatch.setattr("sys.stderr", terminal)
+    run(clock, 1.0, count=4)
+    return terminal.getvalue().split("\r")
+
+
 def test_in_a_terminal_there_is_a_bar_that_goes_away(
     clock: list[float], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """But lines of JSON stay lines."""
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(logging.getLogger(), "handlers", [plain_handler(logging.Formatter())])
-    terminal = Terminal()
-    monkeypatch.setattr("sys.stderr", terminal)
-    run(clock, 1.0, count=4)
-    frames = terminal.getvalue().split("\r")
+    frames = shown(logging.Formatter(), clock, monkeypatch)
     assert frames[3] == f"loading weights {'█' * 12}{'░' * 12} 2 of 4 layers\033[K"
     assert frames[-1] == "\033[K"
-
-
-def test_lines_of_json_stay_lines(
-    clock: list[float], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    monkeypatch.setattr(logging.getLogger(), "handlers", [plain_handler(JsonLines("x", None))])
-    terminal = Terminal()
-    monkeypatch.setattr("sys.stderr", terminal)
-    run(clock, 1.0)
-    assert "█" not in terminal.getvalue()
-
-
-def plain_handler(formatter: logging.Formatter) -> logging.Handler:
-    handler = logging.StreamHandler(io.StringIO())
-    handler.setFormatter(formatter)
-    return handler
-
-
-def test_nothing_is_swallowed_on_the_way(clock: list[float]) -> None:
-    assert list(progress.tracked("x", "abc", 3, "letters")) == ["a", "b", "c"]
+    assert "█" not in "".join(shown(JsonLines("x", None), clock, monkeypatch))

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -32,12 +33,10 @@ class Wire:
     said: bytearray = field(default_factory=bytearray)
 
     def read(self, size: int, deadline: float = 0.0) -> bytes:
-        data = bytearray()
-        while len(data) < size:
-            data += (piece := self.connected.recv(size - len(data)))
-            if not piece:
-                raise ConnectionError("closed")
-        return bytes(data)
+        data = self.connected.recv(size, socket.MSG_WAITALL) if size else b""
+        if len(data) < size:
+            raise ConnectionError("closed")
+        return data
 
     def write(self, data: bytes, deadline: float = 0.0) -> None:
         self.said += data
@@ -91,19 +90,29 @@ def test_two_secrets_are_told_on_both_sides_and_the_terms_of_the_host_are_not() 
     assert b"terms of the inn" not in said
 
 
-def test_another_version_is_told_on_both_sides() -> None:
-    host, guest, _ = both(admit(handshake=replace(HANDSHAKE, version=2)), enter())
-    assert str(host) == "the traveller speaks version 3, this end 2"
-    assert str(guest) == "the inn speaks version 2, this end 3"
+@pytest.mark.parametrize(
+    ("changes", "host_says", "guest_says"),
+    [
+        (
+            {"version": 2},
+            "the traveller speaks version 3, this end 2",
+            "the inn speaks version 2, this end 3",
+        ),
+        (
+            {"protocol": b"SSDOTHER"},
+            "it is no traveller, or speaks another version",
+            "it is no inn, or speaks another version",
+        ),
+    ],
+)
+def test_another_version_or_protocol_is_told_on_both_sides(
+    changes: dict[str, Any], host_says: str, guest_says: str
+) -> None:
+    host, guest, _ = both(admit(handshake=replace(HANDSHAKE, **changes)), enter())
+    assert (str(host), str(guest)) == (host_says, guest_says)
     for error in (host, guest):
         assert isinstance(error, UnknownPeer)
         assert not isinstance(error, WrongSecret)
-
-
-def test_another_protocol_is_told_on_both_sides() -> None:
-    host, guest, _ = both(admit(handshake=replace(HANDSHAKE, protocol=b"SSDOTHER")), enter())
-    assert str(host) == "it is no traveller, or speaks another version"
-    assert str(guest) == "it is no inn, or speaks another version"
 
 
 @pytest.mark.parametrize("echoed", [True, False])
@@ -145,14 +154,11 @@ def test_terms_without_end_are_not_read() -> None:
     assert isinstance(host, UnknownPeer)
 
 
-def test_no_bytes_are_a_proof() -> None:
-    @given(st.booleans(), st.binary(max_size=200))
-    @settings(max_examples=share(300), derandomize=True, deadline=None)
-    def check(opens: bool, data: bytes) -> None:
-        with wires() as (one, other):
-            other.connected.sendall((b"SSDTESTS\3\0\0\0" if opens else b"") + data)
-            other.connected.shutdown(socket.SHUT_WR)
-            with pytest.raises((UnknownPeer, ConnectionError)):
-                admit()(one)
-
-    check()
+@given(st.booleans(), st.binary(max_size=200))
+@settings(max_examples=share(300), derandomize=True, deadline=None)
+def test_no_bytes_are_a_proof(opens: bool, data: bytes) -> None:
+    with wires() as (one, other):
+        other.connected.sendall((b"SSDTESTS\3\0\0\0" if opens else b"") + data)
+        other.connected.shutdown(socket.SHUT_WR)
+        with pytest.raises((UnknownPeer, ConnectionError)):
+            admit()(one)

@@ -34,16 +34,6 @@ def test_one_of_a_kind_in_a_while_with_the_number_of_the_others(warnings: Warnin
     assert warnings.said() == ["refused", "wrong secret", "refused (999 more before it)"]
 
 
-def test_hosts_are_told_apart(warnings: Warnings) -> None:
-    for _ in range(5):
-        for host in ("a", "b"):
-            warnings.sparse.warning("kind", f"refused {host}", host)
-    assert warnings.said() == ["refused a", "refused b"]
-    warnings.now = QUIET_SECONDS
-    warnings.sparse.warning("kind", "refused b", "b")
-    assert warnings.said() == ["refused b (4 more before it)"]
-
-
 def test_hosts_without_end_share_a_line_and_bounded_memory(warnings: Warnings) -> None:
     for number in range(1000):
         warnings.sparse.warning("kind", f"refused {number}", f"host {number}")

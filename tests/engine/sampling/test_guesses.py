@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from ssd_engine.sampling.guesses import NO_GUESS, drawn_guesses, ranked_guesses
 from ssd_engine.sampling.params import SamplingParams
@@ -12,7 +11,7 @@ from ssd_engine.sampling.sampler import SampleRow
 VOCAB, KNOWN = 64, 40
 
 
-def logits() -> Tensor:
+def logits() -> torch.Tensor:
     found = torch.full((1, VOCAB), float("-inf"))
     found[0, :KNOWN] = torch.randn(KNOWN, generator=torch.Generator().manual_seed(1))
     return found

@@ -6,8 +6,6 @@ meets hits and misses, branches cut by time, missing rows and n-gram guesses. Ve
 pass the same fits that every mutant must fail. Seeds are fixed: a result never changes.
 """
 
-from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -19,12 +17,8 @@ from torch import Tensor
 
 from ssd_engine.sampling import rejection
 from ssd_engine.sampling.noise import (
-    STREAM_ACCEPT,
     STREAM_DRAFT,
-    STREAM_RESIDUAL,
-    STREAM_SAMPLE,
     signed64,
-    uniform_rows,
 )
 from ssd_engine.sampling.params import SamplingParams
 from ssd_engine.sampling.rejection import (
@@ -39,7 +33,7 @@ from ssd_engine.sampling.rejection import (
 )
 from ssd_engine.sampling.sampler import SampleRow, target_distribution
 from tests.fits import Floats, Ints, texts_fit
-from tests.suite.scale import share
+from tests.suite.scale import FULL, share
 
 PASSES = 1e-4  # the p-values of the rules as they are lie above
 REJECTED = 1e-6  # those of mutants below
@@ -155,7 +149,7 @@ def exact(p: Tensor) -> Floats:
 DRAFT, NGRAM = 0, 1
 
 
-def generate(world: World, n: int, salt: int, counts: Counter[str] | None = None) -> Ints:
+def generate(world: World, n: int, salt: int) -> Ints:
     """Texts of n sequences, as numbers in base VOCAB."""
     time = np.random.default_rng([salt, 1])  # all that does not depend on any token's value
     bits = np.random.default_rng([salt, 2]).integers(0, 2**64, n, dtype=np.uint64)
@@ -169,8 +163,6 @@ def generate(world: World, n: int, salt: int, counts: Counter[str] | None = None
         node[active] = VOCAB * rounds.reached(accepted) + 1 + token
         length[active] += accepted + 1
         hit[active] = rounds.prepared(accepted, token)
-        if counts is not None:
-            counts.update(rounds.kinds(accepted, hit[active]))
     return node.numpy() - LEAVES_BEGIN
 
 
@@ -252,25 +244,6 @@ class Rounds:
         allowed &= allowed.cumsum(dim=1) <= FAN_OUT
         return ((guesses == token[:, None]) & allowed).any(dim=1)
 
-    def kinds(self, accepted: Tensor, hit: Tensor) -> dict[str, int]:
-        drawn, some = self.source == DRAFT, self.depth > 0
-        whole = accepted == self.depth
-        cut = drawn & (self.arrived < self.depth)
-        seen = {
-            "hit": hit,
-            "miss": ~hit,
-            "nothing to verify": ~some,
-            "drawn, all accepted": drawn & some & whole,
-            "drawn, rejected": drawn & (accepted < self.arrived),
-            "drawn, rejected late": drawn & (accepted > 0) & (accepted < self.arrived),
-            "drawn, cut": cut & (accepted == self.arrived),
-            "drawn, cut after some": cut & (accepted == self.arrived) & (accepted > 0),
-            "drawn, rejected before the cut": cut & (accepted < self.arrived),
-            "n-gram, all accepted": ~drawn & some & whole,
-            "n-gram, rejected": ~drawn & ~whole,
-        }
-        return {kind: int(where.sum()) for kind, where in seen.items()}
-
 
 # Fits
 
@@ -295,27 +268,13 @@ def check(world: World, n: int) -> float:
 
 @pytest.mark.parametrize("case", CASES)
 def test_texts_follow_the_targets_distribution(case: str) -> None:
-    p_value = check(CASES[case].world(), share(TEXTS))
-    print(f"p = {p_value:.3g}")
-    assert p_value > PASSES
+    assert check(CASES[case].world(), share(TEXTS)) > PASSES
 
 
-def test_the_simulation_meets_every_kind_of_round() -> None:
-    counts: Counter[str] = Counter()
-    generate(CASES["C = 0.5"].world(), 1000, salt=11, counts=counts)
-    print(counts)
-    assert min(counts.values()) >= 20
-
-
-@pytest.mark.parametrize(
-    ("models", "met"), [("apart", "drawn, rejected"), ("halfway", "drawn, all accepted")]
-)
-def test_at_temperature_0_every_text_is_the_targets_own(models: str, met: str) -> None:
+@pytest.mark.parametrize("models", ["apart", "halfway"])
+def test_at_temperature_0_every_text_is_the_targets_own(models: str) -> None:
     world = Case(models, "greedy", down_weight=0.5).world()
-    counts: Counter[str] = Counter()
-    texts = generate(world, 300, salt=11, counts=counts)
-    assert set(texts) == {int(exact(world.p).argmax())}
-    assert counts[met] > 100
+    assert set(generate(world, 300, salt=11)) == {int(exact(world.p).argmax())}
 
 
 # Mutants
@@ -359,9 +318,7 @@ def test_a_mutant_is_rejected(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
     for attribute, value in mutant.patch.items():
         monkeypatch.setattr(rejection, attribute, value)
     assert mutant.texts <= TEXTS // 4
-    p_value = check(mutant.world, mutant.texts)
-    print(f"p = {p_value:.3g}")
-    assert p_value < REJECTED
+    assert check(mutant.world, mutant.texts) < REJECTED
 
 
 # The draft's distribution
@@ -436,11 +393,8 @@ def own_token(p: Tensor, seed: int, position: int) -> int:
     return verify_rejection(p[None], [SampledSpeculation(seed, position, [])])[0][1]
 
 
-def test_no_rounds_have_no_outcomes() -> None:
-    assert verify_rejection(random_p(0), []) == []
-
-
 def test_what_is_drawn_from_the_targets_distribution_is_accepted_whole() -> None:
+    assert verify_rejection(random_p(0), []) == []
     p = sigma_of(to_wire(random_p(4)))
     for seed in range(50):
         tokens = draw_from(p[:4], torch.full((4,), seed), torch.arange(4), STREAM_DRAFT)
@@ -460,55 +414,32 @@ def test_an_outcome_depends_on_nothing_but_its_own_round() -> None:
     assert {accepted for accepted, _ in together} >= {0, 1, 2}
 
 
-def test_rows_after_a_rejection_or_a_cut_may_hold_anything() -> None:
-    p = random_p(4)
-    for seed in range(50):
-        s = drafted(4, seed)
-        s = replace(s, wire=s.wire[:3])
-        ((accepted, token),) = verify_rejection(p, [s])
-        spoilt, wire = p.clone(), s.wire.clone()
-        spoilt[accepted + 1 :], wire[accepted + 1 :] = torch.nan, torch.nan
-        assert verify_rejection(spoilt, [replace(s, wire=wire)]) == [(accepted, token)]
-
-
 def spoil(wire: Tensor, token: int, how: str) -> Tensor:
     """wire [3, SIZE] with a row 2 that says nothing of its token."""
-    row = wire[2].clone()
     if how == "missing":
         return wire[:2]
-    if how == "excludes the token":
-        row[token] = 0.0
-    else:
-        row[:] = dict(nan=torch.nan, zero=0.0, infinite=torch.inf)[how]
-    return torch.cat([wire[:2], row[None]])
+    spoilt = wire.clone()
+    where = token if how == "excludes the token" else slice(None)
+    spoilt[2, where] = dict(nan=torch.nan, infinite=torch.inf).get(how, 0.0)
+    return spoilt
 
 
 @pytest.mark.parametrize("how", ["missing", "excludes the token", "nan", "zero", "infinite"])
 def test_a_row_that_is_missing_or_useless_cuts_the_speculation(how: str) -> None:
     p, reached = random_p(3), 0
-    for seed in range(100):
+    for seed in range(100 if FULL else 33):
         s = drafted(3, seed)
         spoilt = replace(s, wire=spoil(s.wire, s.tokens[2], how))
         ((accepted, token),) = verify_rejection(p, [spoilt])
+        after = p.clone()
+        after[accepted + 1 :] = torch.nan  # what comes after the end may be anything
+        assert verify_rejection(after, [spoilt]) == [(accepted, token)]
         if accepted < 2:
             assert verify_rejection(p, [s]) == [(accepted, token)]
         else:
             assert (accepted, token) == (2, own_token(p[2], seed, s.position + 2))
             reached += 1
-    assert reached > 5
-
-
-def test_a_token_that_was_not_drawn_is_accepted_with_the_targets_probability() -> None:
-    p = torch.tensor([[0.0, 0.25, 0.75], [0.5, 0.25, 0.25]], dtype=torch.float64)
-    n = 2000
-    outcomes = verify_rejection(
-        p.repeat(n, 1), [SampledSpeculation(seed, 0, [1]) for seed in range(n)]
-    )
-    accepted = [seed for seed, (a, _) in enumerate(outcomes) if a]
-    u = uniform_rows(torch.arange(n), torch.zeros(n, dtype=torch.int64), STREAM_ACCEPT)
-    assert accepted == (u < 0.25).nonzero()[:, 0].tolist()
-    assert {token for a, token in outcomes if not a} == {2}
-    assert {token for a, token in outcomes if a} == {0, 1, 2}
+    assert reached
 
 
 @pytest.mark.parametrize(("p_x", "outcome"), [(1.0, (1, 2)), (0.0, (0, 0))])
@@ -526,39 +457,6 @@ def test_an_empty_residual_gives_way_to_p() -> None:
     assert (rest[1] == (p[1] - p[0]).clamp(min=0)).all()
 
 
-def test_acceptance_and_residual_use_their_own_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    used: list[int] = []
-    speculation = drafted(3, seed=1)
-    monkeypatch.setattr(rejection, "uniform_rows", recorded(rejection.uniform_rows, used))
-    verify_rejection(random_p(3), [speculation])
-    assert used == [STREAM_ACCEPT, STREAM_RESIDUAL]
-    assert len({STREAM_SAMPLE, STREAM_DRAFT, STREAM_ACCEPT, STREAM_RESIDUAL}) == 4
-
-
-def recorded(noise: Callable[..., Tensor], used: list[int]) -> Callable[..., Tensor]:
-    def wrapper(*args: Any) -> Tensor:
-        used.append(args[-1])
-        return noise(*args)
-
-    return wrapper
-
-
-def test_every_stream_has_noise_of_its_own() -> None:
-    seed, position = torch.tensor([3, -5]), torch.tensor([7, 2**33])
-    rows = [uniform_rows(seed, position, stream) for stream in range(4)]
-    assert len({tuple(row.tolist()) for row in rows}) == 4
-    assert torch.equal(rows[2][1:], uniform_rows(seed[1:], position[1:], 2))
-
-
-def test_what_has_no_weight_is_never_drawn() -> None:
-    weights = torch.tensor([[0.0, 0.2, 0.0, 0.8, 0.0]], dtype=torch.float64) * 1e-300
-    n = 4000
-    drawn = draw_from(weights.expand(n, -1), torch.arange(n), torch.zeros(n).long(), 1)
-    counts = torch.bincount(drawn, minlength=5).tolist()
-    assert counts[0] == counts[2] == counts[4] == 0
-    assert counts[1] == pytest.approx(0.2 * n, rel=0.1)
-
-
 @pytest.mark.parametrize("u", [0.0, 1.0 - 2.0**-53, 1.0])
 def test_the_ends_of_the_unit_interval_draw_what_has_weight(
     u: float, monkeypatch: pytest.MonkeyPatch
@@ -567,15 +465,3 @@ def test_the_ends_of_the_unit_interval_draw_what_has_weight(
     weights = torch.tensor([[0, 0.1, 0.7, 0], [0, 1, 0, 0], [0, 1e-9, 3, 0]], dtype=torch.float64)
     drawn = draw_from(weights, torch.zeros(3).long(), torch.zeros(3).long(), STREAM_DRAFT)
     assert drawn.tolist() == ([1, 1, 1] if u == 0.0 else [2, 1, 2])
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_cuda_device_agrees_on_sigma_and_on_outcomes() -> None:
-    shipped = draft_distribution(random_logits(3, 50_000, scale=8.0), rows_of(3), 4, 0.1)
-    assert torch.equal(sigma_of(shipped.cuda()).cpu(), sigma_of(shipped))
-    speculations = [drafted(k, seed) for seed, k in enumerate([3, 0, 4, 2] * 20)]
-    speculations[::8] = [replace(s, wire=None) for s in speculations[::8]]
-    there = [s if s.wire is None else replace(s, wire=s.wire.cuda()) for s in speculations]
-    p = torch.cat([random_p(len(s.tokens)) for s in speculations])
-    assert verify_rejection(p.cuda(), there) == verify_rejection(p, speculations)

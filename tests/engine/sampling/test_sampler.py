@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers.generation.logits_process import (
     MinPLogitsWarper,
-    RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -21,6 +20,7 @@ from transformers.generation.logits_process import (
 from ssd_engine.errors import InputError
 from ssd_engine.sampling.guesses import ranked_guesses
 from ssd_engine.sampling.params import SamplingParams, check_sampling
+from ssd_engine.sampling.reported import ReportedLogprobs
 from ssd_engine.sampling.sampler import (
     SampleRow,
     adjust_logits,
@@ -31,6 +31,7 @@ from ssd_engine.sampling.sampler import (
     target_distribution,
     warp_logits,
 )
+from ssd_engine.sampling.scoring import score_tokens
 from tests.suite.scale import share
 
 NEVER = float("-inf")
@@ -50,55 +51,38 @@ def random_logits(n: int, vocab: int, seed: int = 0, spread: float = 3.0) -> Ten
     return spread * torch.randn(n, vocab, generator=torch.Generator().manual_seed(seed))
 
 
-def kept(logits: list[float], **given: Any) -> list[int]:
-    return kept_tokens(torch.tensor(logits), params(**given)).nonzero().flatten().tolist()
-
-
 # Greedy
 
-
-def test_temperature_0_takes_the_most_likely_token() -> None:
-    logits = random_logits(50, 1000)
-    assert sample(logits, [row(temperature=0.0)] * 50) == logits.argmax(-1).tolist()
+BEST = torch.tensor([[1.0, 2.0, 3.0, 2.5]])
 
 
-def test_temperature_0_does_not_depend_on_the_seed() -> None:
-    logits = random_logits(1, 1000)
-    drawn = {sample(logits, [row(temperature=0.0, seed=s)])[0] for s in range(20)}
-    assert len(drawn) == 1
+@pytest.mark.parametrize(
+    ("one", "token"),
+    [
+        (row(temperature=0.0, seed=3), 2),
+        (row(temperature=0.0, seed=4), 2),
+        (row(temperature=0.0, top_k=3, top_p=0.5, min_p=0.2), 2),
+        (row(temperature=0.0, logit_bias=((2, -100.0),)), 3),
+        (row([1], [2], temperature=0.0, presence_penalty=0.75), 3),
+        (row([3], [2], temperature=0.0, repetition_penalty=2.0), 1),
+    ],
+)
+def test_temperature_0_takes_the_best_token_after_bias_and_penalties(
+    one: SampleRow, token: int
+) -> None:
+    assert sample(BEST, [one]) == [token]
+    assert target_distribution(BEST, [one]).tolist() == [[i == token for i in range(4)]]
 
 
-@pytest.mark.parametrize("other", [None, row(seed=3)], ids=["alone", "beside a random row"])
+@pytest.mark.parametrize("others", [[], [row(seed=3)]], ids=["alone", "beside a random row"])
 @pytest.mark.parametrize("at", [[3, 7], [0, 999], [512, 513, 514]])
 def test_equal_logits_at_temperature_0_give_the_lowest_id(
-    at: list[int], other: SampleRow | None
+    at: list[int], others: list[SampleRow]
 ) -> None:
     logits = random_logits(2, 1000)
     logits[0, at] = 50.0
-    rows = [row(temperature=0.0)] + ([other] if other else [])
+    rows = [row(temperature=0.0), *others]
     assert sample(logits[: len(rows)], rows)[0] == at[0]
-
-
-def test_filters_do_not_change_what_temperature_0_takes() -> None:
-    logits = random_logits(1, 100)
-    filtered = row(temperature=0.0, top_k=3, top_p=0.5, min_p=0.2)
-    assert sample(logits, [filtered]) == [logits.argmax().item()]
-    p = target_distribution(logits, [filtered])
-    assert p.sum() == p[0, logits.argmax()] == 1.0
-
-
-def test_the_distribution_at_temperature_0_is_one_token() -> None:
-    logits = random_logits(1, 100)
-    p = target_distribution(logits, [row(temperature=0.0)])[0]
-    assert p.nonzero().flatten().tolist() == [logits.argmax().item()]
-    assert p.max() == 1.0
-
-
-def test_temperature_0_takes_the_best_token_after_bias_and_penalties() -> None:
-    logits = torch.tensor([[1.0, 2.0, 3.0, 2.5]])
-    assert sample(logits, [row(temperature=0.0, logit_bias=((2, -100.0),))]) == [3]
-    assert sample(logits, [row([1], [2], temperature=0.0, presence_penalty=0.75)]) == [3]
-    assert sample(logits, [row([3], [2], temperature=0.0, repetition_penalty=2.0)]) == [1]
 
 
 # Rows are independent
@@ -125,20 +109,13 @@ def test_a_row_has_the_same_scores_alone_and_in_any_company(vocab: int) -> None:
     alone = [
         perturbed_scores(logits[i : i + 1], [VARIED[i]])[0].double() for i in range(len(VARIED))
     ]
-    generator = np.random.default_rng(0)
-    for _ in range(share(1_000_000 // (1000 + vocab))):
-        chosen = generator.choice(len(VARIED), size=generator.integers(1, len(VARIED) + 1))
+    generator, many = np.random.default_rng(0), share(1_000_000 // (1000 + vocab))
+    # Where all are filtered, noise is drawn for the few tokens that are left.
+    companies = [[3, 4, 5], *(generator.choice(12, generator.integers(1, 13)) for _ in range(many))]
+    for chosen in companies:
         scores = perturbed_scores(logits[chosen], [VARIED[i] for i in chosen])
         for place, i in enumerate(chosen):
             assert torch.equal(scores[place].double(), alone[i])
-
-
-def test_rows_that_are_all_filtered_have_the_scores_they_have_beside_one_that_is_not() -> None:
-    """Noise is drawn for the few tokens that are left, or for all: the same values."""
-    logits = random_logits(4, 5000)
-    filtered = [row(seed=3, top_k=40), row(seed=4, top_p=0.5), row(seed=5, min_p=0.1)]
-    together = perturbed_scores(logits, [*filtered, row(seed=6)])
-    assert torch.equal(perturbed_scores(logits[:3], filtered), together[:3])
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), NEVER])
@@ -153,20 +130,12 @@ def test_a_row_of_broken_logits_does_not_touch_its_neighbours(bad: float) -> Non
         assert torch.equal(after[others], before[others])
 
 
-def test_sampling_leaves_its_input_as_it_was() -> None:
-    logits = random_logits(len(VARIED), 300)
-    copy = logits.clone()
-    sample(logits, VARIED)
-    target_distribution(logits, VARIED)
-    logprobs(logits, [0] * len(VARIED), [3] * len(VARIED))
-    assert torch.equal(logits, copy)
-
-
 def test_the_sample_is_the_token_with_the_highest_score() -> None:
     logits = random_logits(len(VARIED), 300)
     scores = perturbed_scores(logits, VARIED)
     assert sample(logits, VARIED) == scores.argmax(-1).tolist()
     allowed = target_distribution(logits, VARIED) > 0
+    assert torch.equal(logits, random_logits(len(VARIED), 300))  # they are left as they were
     for i, one in enumerate(VARIED):
         if one.params.filters:
             assert torch.equal(scores[i].isfinite(), allowed[i])
@@ -182,60 +151,38 @@ def test_the_position_of_a_sample_counts_prompt_and_output() -> None:
 # Which tokens are kept
 
 
-def test_top_k_of_1_keeps_the_best_and_the_lowest_id_of_equals() -> None:
-    assert kept([0.0, 3.0, 3.0, 1.0], top_k=1) == [1]
+def logs(*p: float) -> list[float]:
+    return [math.log(each) for each in p]
 
 
-def test_top_k_cuts_a_tie_at_the_lower_ids() -> None:
-    assert kept([2.0, 5.0, 2.0, 2.0, 9.0], top_k=3) == [0, 1, 4]
+EIGHTHS = logs(0.5, 0.25, 0.125, 0.125)
 
 
-@given(st.lists(st.integers(-2, 2), min_size=1, max_size=30), st.integers(1, 30))
-@settings(max_examples=share(2000), derandomize=True, deadline=None)
-def test_top_k_among_many_ties_keeps_the_best_and_of_equals_the_lower_ids(
-    logits: list[int], top_k: int
+@pytest.mark.parametrize(
+    ("logits", "given", "left"),
+    [
+        ([0.0, 3.0, 3.0, 1.0], dict(top_k=1), [1]),  # of equals the lower ids
+        ([2.0, 5.0, 2.0, 2.0, 9.0], dict(top_k=3), [0, 1, 4]),
+        ([0.0, -5.0, 3.0], dict(top_k=3), [0, 1, 2]),
+        ([0.0, 1.0, 1.0, 0.5], dict(top_p=1e-45), [1]),
+        ([0.0, 1.0, 1.0, 0.5], dict(top_p=0.01), [1]),
+        (EIGHTHS, dict(top_p=0.45), [0]),  # up to the token that reaches the share
+        (EIGHTHS, dict(top_p=0.55), [0, 1]),
+        (EIGHTHS, dict(top_p=0.74), [0, 1]),
+        (EIGHTHS, dict(top_p=0.76), [0, 1, 2]),
+        (EIGHTHS, dict(top_p=0.9), [0, 1, 2, 3]),
+        ([0.0, 0.0, 0.0, 0.0], dict(top_p=0.5), [0, 1]),  # reached exactly
+        (logs(0.4, 0.2, 0.2, 0.2), dict(top_k=2, top_p=0.6), [0]),  # of what top-k left
+        (logs(0.4, 0.2, 0.2, 0.2), dict(top_p=0.5), [0, 1]),
+        ([1.0, 4.0, 3.999, 4.0], dict(min_p=1.0), [1, 3]),
+        (logs(0.02, 0.01, 0.0049, 0.009651), dict(min_p=0.5), [0, 1]),  # of the best
+        (logs(0.02, 0.01, 0.0049, 0.009651), dict(min_p=0.48), [0, 1, 3]),
+    ],
+)
+def test_a_filter_leaves_exactly(
+    logits: list[float], given: dict[str, Any], left: list[int]
 ) -> None:
-    best_first = sorted(range(len(logits)), key=lambda token: (-logits[token], token))
-    top_k = min(top_k, len(logits))
-    assert kept([float(x) for x in logits], top_k=top_k) == sorted(best_first[:top_k])
-
-
-def test_top_k_of_the_whole_vocabulary_keeps_everything() -> None:
-    assert kept([0.0, -5.0, 3.0], top_k=3) == [0, 1, 2]
-
-
-@pytest.mark.parametrize("top_p", [1e-45, 1e-9, 0.01])
-def test_a_tiny_top_p_keeps_one_token(top_p: float) -> None:
-    assert kept([0.0, 1.0, 1.0, 0.5], top_p=top_p) == [1]
-
-
-def test_top_p_keeps_the_token_that_reaches_the_share_and_none_after_it() -> None:
-    logits = [math.log(p) for p in (0.5, 0.25, 0.125, 0.125)]
-    assert kept(logits, top_p=0.45) == [0]
-    assert kept(logits, top_p=0.55) == [0, 1]
-    assert kept(logits, top_p=0.74) == [0, 1]
-    assert kept(logits, top_p=0.76) == [0, 1, 2]
-    assert kept(logits, top_p=0.9) == [0, 1, 2, 3]
-
-
-def test_top_p_stops_where_the_share_is_reached_exactly() -> None:
-    assert kept([0.0, 0.0, 0.0, 0.0], top_p=0.5) == [0, 1]
-
-
-def test_top_p_is_a_share_of_what_top_k_left() -> None:
-    logits = [math.log(p) for p in (0.4, 0.2, 0.2, 0.2)]
-    assert kept(logits, top_k=2, top_p=0.6) == [0]
-    assert kept(logits, top_p=0.5) == [0, 1]
-
-
-def test_min_p_of_1_keeps_every_maximum() -> None:
-    assert kept([1.0, 4.0, 3.999, 4.0], min_p=1.0) == [1, 3]
-
-
-def test_min_p_is_relative_to_the_best_token() -> None:
-    logits = [math.log(p) for p in (0.02, 0.01, 0.0049, 0.9651 / 100)]
-    assert kept(logits, min_p=0.5) == [0, 1]
-    assert kept(logits, min_p=0.48) == [0, 1, 3]
+    assert kept_tokens(torch.tensor(logits), params(**given)).nonzero().flatten().tolist() == left
 
 
 # transformers as the oracle
@@ -267,36 +214,32 @@ def test_filters_agree_with_transformers(given: dict[str, Any], temperature: flo
     assert torch.equal(warped, expected)
 
 
-@pytest.mark.parametrize("penalty", [0.5, 1.3, 100.0])
-def test_the_repetition_penalty_agrees_with_transformers(penalty: float) -> None:
-    logits = random_logits(20, 50, seed=4)
-    generator = np.random.default_rng(4)
-    history = [generator.integers(0, 50, size=12).tolist() for _ in range(20)]
-    processor = RepetitionPenaltyLogitsProcessor(penalty)
-    expected = processor(torch.tensor(history), logits.clone())
-    rows = [row(h[:8], h[8:], repetition_penalty=penalty) for h in history]
-    assert torch.equal(adjust_logits(logits, rows), expected)
-
-
 # Penalties and bias
 
 
-def test_presence_and_frequency_penalties_count_the_output_alone() -> None:
-    logits = torch.zeros(1, 5)
-    one = row([1, 1, 2], [2, 3, 3], presence_penalty=0.5, frequency_penalty=0.25)
-    assert adjust_logits(logits, [one]).tolist() == [[0.0, 0.0, -0.75, -1.0, 0.0]]
-
-
-def test_penalties_without_output_touch_nothing_but_repetition() -> None:
-    logits = torch.ones(1, 4)
-    one = row([1], [], presence_penalty=2.0, frequency_penalty=2.0, repetition_penalty=2.0)
-    assert adjust_logits(logits, [one]).tolist() == [[1.0, 0.5, 1.0, 1.0]]
-
-
-def test_bias_is_added_before_the_repetition_penalty() -> None:
-    logits = torch.tensor([[-1.0, 1.0]])
-    one = row([0], [], repetition_penalty=2.0, logit_bias=((0, 5.0),))
-    assert adjust_logits(logits, [one]).tolist() == [[2.0, 1.0]]
+@pytest.mark.parametrize(
+    ("logits", "one", "adjusted"),
+    [
+        # Presence and frequency count the output alone, repetition all that was said.
+        (
+            [0.0, 0.0, 0.0, 0.0],
+            row([1, 1, 2], [2, 3, 3], presence_penalty=0.5, frequency_penalty=0.25),
+            [0.0, 0.0, -0.75, -1.0],
+        ),
+        (
+            [1.0, 1.0, 1.0, 1.0],
+            row([1], presence_penalty=2.0, frequency_penalty=2.0, repetition_penalty=2.0),
+            [1.0, 0.5, 1.0, 1.0],
+        ),
+        # The bias comes first, then repetition, then the others.
+        ([-1.0, 1.0], row([0], repetition_penalty=2.0, logit_bias=((0, 5.0),)), [2.0, 1.0]),
+        ([4.0, 1.0], row([1], [0], repetition_penalty=2.0, presence_penalty=1.0), [1.0, 0.5]),
+    ],
+)
+def test_penalties_and_bias_come_in_their_order(
+    logits: list[float], one: SampleRow, adjusted: list[float]
+) -> None:
+    assert adjust_logits(torch.tensor([logits]), [one]).tolist() == [adjusted]
 
 
 def test_what_is_banned_is_not_drawn_before_its_position() -> None:
@@ -331,34 +274,22 @@ def test_a_drafts_first_guess_is_what_bans_leave(temperature: float) -> None:
         assert (guesses[0] in likeliest) == (length == 9)
 
 
-def test_repetition_is_penalised_before_presence_and_frequency() -> None:
-    logits = torch.tensor([[4.0, 1.0]])
-    one = row([1], [0], repetition_penalty=2.0, presence_penalty=1.0)
-    assert adjust_logits(logits, [one]).tolist() == [[1.0, 0.5]]
-
-
 # Log probabilities
 
 
-@given(st.integers(0, 2**32), st.sampled_from([1, 5, 20]))
+@given(st.integers(0, 2**32), st.sampled_from([0, 5, 20]))
 @settings(max_examples=share(300), derandomize=True, deadline=None)
-def test_logprobs_are_the_models_own(seed: int, top_n: int) -> None:
+def test_logprobs_are_the_models_own_as_many_as_each_row_asks_for(seed: int, top_n: int) -> None:
     logits = random_logits(2, 97, seed=seed)
     x = logits.double().numpy()
     expected = x - np.log(np.exp(x).sum(-1, keepdims=True))
-    tokens = [seed % 97, int(expected[1].argmax())]
-    for line, value, token in zip(
-        expected, logprobs(logits, tokens, [top_n] * 2), tokens, strict=True
-    ):
+    tokens, wanted = [seed % 97, int(expected[1].argmax())], [top_n, 3]
+    found = logprobs(logits, tokens, wanted)
+    for line, value, token, count in zip(expected, found, tokens, wanted, strict=True):
         assert value.chosen == pytest.approx(line[token], abs=1e-5)
         ids = [i for i, _ in value.top]
-        assert ids == np.argsort(-line)[:top_n].tolist()
+        assert ids == np.argsort(-line)[:count].tolist()
         assert [v for _, v in value.top] == pytest.approx(line[ids], abs=1e-5)
-
-
-def test_each_row_has_as_many_top_logprobs_as_it_asked_for() -> None:
-    values = logprobs(random_logits(3, 20), [0, 1, 2], [0, 4, 20])
-    assert [len(value.top) for value in values] == [0, 4, 20]
 
 
 # What is refused
@@ -412,12 +343,35 @@ def test_a_value_at_its_bound_is_served(name: str, value: Any) -> None:
         assert p.sum().item() == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("given", [dict(repetition_penalty=1e-40), dict(repetition_penalty=1e-37)])
-def test_a_repetition_penalty_is_refused_or_leaves_a_distribution(given: dict[str, float]) -> None:
-    wanted = params(temperature=1e-3, top_p=0.9, **given)
-    try:
-        check_sampling(wanted, vocab_size=4)
-    except InputError:
-        return
-    p = target_distribution(torch.tensor([[0.5, 3.0, 2.0, 1.0]]), [SampleRow(wanted, [2], [3])])
-    assert p.isfinite().all()
+# Scores of many rows
+
+
+SCORED_ROWS, SCORED_VOCAB = 9, 300
+
+
+def make_logits() -> torch.Tensor:
+    logits = 8 * torch.randn(SCORED_ROWS, SCORED_VOCAB, generator=torch.Generator().manual_seed(1))
+    logits[1] = logits[1].round()  # ties, and -0
+    logits[2] = 3.0
+    logits[3, :7] = -math.inf
+    return logits
+
+
+@pytest.mark.parametrize("top_n", [0, 1, 20])
+@pytest.mark.parametrize("vocab", [SCORED_VOCAB, 12])
+def test_they_are_the_samplers_to_the_bit(top_n: int, vocab: int) -> None:
+    logits, tokens = make_logits()[:, :vocab], list(range(SCORED_ROWS))
+    reported = ReportedLogprobs(score_tokens(logits, tokens, top_n).numpy())
+    expected = logprobs(logits, tokens, [min(top_n, vocab)] * SCORED_ROWS)
+    assert [reported.logprobs(row, top_n) for row in range(SCORED_ROWS)] == expected
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_row_of_broken_logits_has_no_number_and_leaves_its_neighbours(bad: float) -> None:
+    logits = make_logits()
+    whole = score_tokens(logits, [5] * SCORED_ROWS, 3)
+    logits[4, 17] = bad
+    broken = score_tokens(logits, [5] * SCORED_ROWS, 3)
+    others = [row for row in range(SCORED_ROWS) if row != 4]
+    assert math.isnan(broken[4, :1].view(torch.float32).item())
+    assert torch.equal(broken[others], whole[others])

@@ -3,8 +3,10 @@
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -13,12 +15,16 @@ from torch import Tensor
 from ssd_engine.attention.cpu import CpuBackend
 from ssd_engine.checkpoints.model_config import load_model_config
 from ssd_engine.errors import SelfCheckError
+from ssd_engine.execution import graphs, step_features
+from ssd_engine.execution.graphs import GraphRunner
 from ssd_engine.execution.runner import ModelRunner
 from ssd_engine.execution.runner_options import RunnerOptions
 from ssd_engine.execution.step import Step, StepLayers
 from ssd_engine.execution.step_attention import TritonAttention
+from ssd_engine.execution.step_features import DeviceTap, StepFeatures, tap_kernel
 from ssd_engine.forward.batch import Chunk, Drawing, Part, TreeRows
 from ssd_engine.forward.step_inputs import HistoryInputs, StepShape
+from ssd_engine.kernels.cpu.panels import PackedWeight
 from ssd_engine.kernels.cpu.row_attention import AttentionRows
 from ssd_engine.kernels.sampling import adjusting
 from ssd_engine.kernels.sampling.adjusting import Histories
@@ -31,10 +37,13 @@ from ssd_engine.models.tensor_parallel import SingleRank
 from ssd_engine.self_check import workload
 from ssd_engine.self_check.check import StepCheck, check_model
 from ssd_engine.self_check.expected import TOLERANCE, PlainTorch
+from ssd_engine.self_check.features import FEATURES, FeatureCheck
 from ssd_engine.self_check.findings import CheckedOperation, Findings
 from ssd_engine.self_check.layers import spread_out
 from ssd_engine.self_check.workload import CheckRoom, round_parts, tree_parts
-from tests.random_models import make_model
+from tests.engine.execution.emulated_device import Graph, emulate
+from tests.engine.models.test_finite_weights import OneOfTwo
+from tests.random_models import SMALL, make_model
 from tests.suite.scale import full_only
 
 pytestmark = pytest.mark.usefixtures("quick_interpreter")
@@ -62,7 +71,8 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
     def load(family: str = "qwen3", **options: Any) -> ModelRunner:
         if family not in made:
             made[family] = tmp_path_factory.mktemp(family)
-            make_model(family, made[family])
+            with patch.dict(SMALL, num_attention_heads=4):
+                make_model(family, made[family])
         directory = made[family]
         runner = ModelRunner(
             load_model_config(directory),
@@ -90,6 +100,16 @@ def without_a_tile(x: Tensor) -> Tensor:
     return left
 
 
+def harm(patch: pytest.MonkeyPatch, owner: type, name: str, broken: Callable[..., Any]) -> None:
+    """``broken`` is given the method whose place it takes."""
+    whole = getattr(owner, name)
+
+    def method(*given: Any) -> Any:
+        return broken(whole, *given)
+
+    patch.setattr(owner, name, method)
+
+
 # Forwards, as on a CPU or with --kernels torch
 
 
@@ -97,83 +117,92 @@ def without_a_tile(x: Tensor) -> Tensor:
     "family", [full_only("llama-biases"), full_only("qwen2.5"), "olmo2", "qwen3"]
 )
 @pytest.mark.parametrize("dtype", [full_only("float32"), "bfloat16"])
-def test_a_model_that_is_right_passes(load: Load, family: str, dtype: str) -> None:
-    worst = worst_of(check_model(load(family, dtype=dtype, **DRAFT)))
+def test_a_model_that_is_right_passes_and_leaves_the_cache_empty(
+    load: Load, family: str, dtype: str
+) -> None:
+    runner = load(family, dtype=dtype, **DRAFT)
+    worst = worst_of(check_model(runner))
     assert {"attention", "down product", "norm and head product"} <= worst.keys()
     assert 0 < max(worst.values()) < TOLERANCE / 2
-
-
-def test_the_cache_is_left_empty(load: Load) -> None:
-    runner = load(**DRAFT)
-    check_model(runner)
     assert not runner.kv.pool.any()
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_product_that_leaves_out_a_tile_at_one_row_count(
-    load: Load, monkeypatch: pytest.MonkeyPatch, dtype: str
+def leave_out_a_tile_of_three_rows(
+    whole: Any, self: Any, i: int, gated: Tensor, hidden: Tensor
+) -> Any:
+    return whole(self, i, without_a_tile(gated) if len(gated) == 3 else gated, hidden)
+
+
+def leave_out_a_tile_of_logits(whole: Any, self: Any, hidden: Tensor) -> Any:
+    return whole(self, without_a_tile(hidden))
+
+
+def make_no_number(whole: Any, self: Any, i: int, hidden: Tensor) -> Tensor:
+    projected: Tensor = whole(self, i, hidden)
+    projected[-1, 7] = float("nan")
+    return projected
+
+
+def leave_out_keys(
+    of_branches: bool,
+    whole: Any,
+    self: Any,
+    query: Tensor,
+    cache: LayerCache,
+    plan: AttentionRows,
+) -> Any:
+    """The first ones."""
+    value = cache.value.clone()
+    value[:, :4] *= bool(len(plan.branches)) != of_branches
+    return whole(self, query, LayerCache(cache.key, value), plan)
+
+
+def scale_three_rows(whole: Any, self: Any, x: Tensor) -> Any:
+    return whole(self, x) * (1 + 1e-2 * (len(x) == 3))
+
+
+def turn_too_far(whole: Any, self: Any, positions: Tensor) -> Any:
+    return whole(self, positions + 1)
+
+
+def embed_nothing(whole: Any, self: Any, tokens: Tensor) -> Tensor:
+    return torch.zeros(len(tokens), 64)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "broken", "words"),
+    [
+        (
+            EagerProducts,
+            "multiply_down",
+            leave_out_a_tile_of_three_rows,
+            "layer 0, down product of a forward of 3 rows",
+        ),
+        (
+            Decoder,
+            "multiply_head",
+            leave_out_a_tile_of_logits,
+            "of qwen3.*: norm and head product of a prefill",
+        ),
+        (
+            EagerProducts,
+            "project",
+            make_no_number,
+            "norm and QKV product",
+        ),  # what is no number is wrong
+        (PackedWeight, "multiply", scale_three_rows, "of a forward of 3 rows"),
+        (CpuBackend, "attend", partial(leave_out_keys, False), "layer 0, attention of a prefill"),
+        (CpuBackend, "attend", partial(leave_out_keys, True), "layer 0, attention of a tree step"),
+        (TorchOps, "places", turn_too_far, "layer 0, rotary embedding and KV write"),
+        (Decoder, "embed", embed_nothing, "embedding .*--no-self-check"),
+    ],
+)
+def test_a_forward_that_is_wrong_is_found(
+    load: Load, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, broken: Any, words: str
 ) -> None:
-    multiply = EagerProducts.multiply_down
-
-    def broken(self: EagerProducts, i: int, gated: Tensor, hidden: Tensor) -> Tensor:
-        return multiply(self, i, without_a_tile(gated) if len(gated) == 3 else gated, hidden)
-
-    monkeypatch.setattr(EagerProducts, "multiply_down", broken)
-    with pytest.raises(SelfCheckError, match="layer 0, down product of a forward of 3 rows"):
-        check_model(load(dtype=dtype))
-
-
-def test_logits_that_are_wrong(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    multiply = Decoder.multiply_head
-    monkeypatch.setattr(
-        Decoder, "multiply_head", lambda self, hidden: multiply(self, without_a_tile(hidden))
-    )
-    with pytest.raises(SelfCheckError, match=r"of qwen3.*: norm and head product of a prefill"):
-        check_model(load())
-
-
-def test_what_is_no_number_is_wrong(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    project = EagerProducts.project
-
-    def broken(self: EagerProducts, i: int, hidden: Tensor) -> Tensor:
-        projected = project(self, i, hidden)
-        projected[-1, 7] = float("nan")
-        return projected
-
-    monkeypatch.setattr(EagerProducts, "project", broken)
-    with pytest.raises(SelfCheckError, match="norm and QKV product"):
-        check_model(load())
-
-
-@pytest.mark.parametrize("use", ["prefill", "tree step"])
-def test_attention_that_leaves_out_keys(
-    load: Load, monkeypatch: pytest.MonkeyPatch, use: str
-) -> None:
-    attend = CpuBackend.attend
-
-    def broken(self: CpuBackend, query: Tensor, cache: LayerCache, plan: AttentionRows) -> Tensor:
-        value = cache.value.clone()
-        if bool(len(plan.branches)) == (use == "tree step"):
-            value[:, :4] = 0
-        return attend(self, query, LayerCache(cache.key, value), plan)
-
-    monkeypatch.setattr(CpuBackend, "attend", broken)
-    with pytest.raises(SelfCheckError, match=f"layer 0, attention of a {use}"):
+    harm(monkeypatch, owner, name, broken)
+    with pytest.raises(SelfCheckError, match=words):
         check_model(load(**DRAFT))
-
-
-def test_keys_that_are_turned_wrongly(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    places = TorchOps.places
-    monkeypatch.setattr(TorchOps, "places", lambda self, positions: places(self, positions + 1))
-    with pytest.raises(SelfCheckError, match="layer 0, rotary embedding and KV write"):
-        check_model(load())
-
-
-def test_the_option_that_avoids_it_is_named(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Decoder, "embed", lambda self, tokens: torch.zeros(len(tokens), 64))
-    with pytest.raises(SelfCheckError, match=r"embedding .*--no-self-check"):
-        check_model(load())
 
 
 # Steps of few rows: interpreted kernels
@@ -199,13 +228,13 @@ def short_contexts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that is interpreted takes its time; with a GPU in the machine none is."""
     if torch.cuda.is_available():
         pytest.skip("needs a machine without a CUDA device")
-    monkeypatch.setattr(workload, "CONTEXTS", (70, 17, 1))
+    monkeypatch.setattr(workload, "CONTEXTS", (36, 17, 1))
 
 
 def check_step(
     load: Load,
     shape: StepShape,
-    graphs: Any = None,
+    replayed: Any = None,
     drawing: Drawing | None = None,
     ranks: int = 1,
 ) -> Findings:
@@ -229,7 +258,7 @@ def check_step(
     )
     findings = Findings(torch.float32, "model")
     with torch.inference_mode():
-        StepCheck(runner, step, parts, findings).run(graphs or Graphs())
+        StepCheck(runner, step, parts, findings).run(replayed or Graphs())
     findings.raise_if_wrong(SingleRank())
     return findings
 
@@ -242,6 +271,7 @@ def test_a_draft_of_one_row_passes(load: Load) -> None:
     assert worst["drawing for rejection"] == 0.0
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("shape", [VERIFY, TREE], ids=["round", "tree"])
 @pytest.mark.usefixtures("short_contexts")
 def test_a_step_that_is_right_passes(load: Load, shape: StepShape) -> None:
@@ -251,50 +281,88 @@ def test_a_step_that_is_right_passes(load: Load, shape: StepShape) -> None:
     assert ("move of keys and values" in worst) == bool(shape.moves)
 
 
+def leave_out_a_tile(whole: Any, self: Any, i: int) -> None:
+    self.attended = without_a_tile(self.attended)
+    whole(self, i)
+
+
+def pad_wrongly(whole: Any, self: Any, i: int) -> None:
+    """Such rows are computed by the same tiles as others, which may be real in the next step."""
+    whole(self, i)
+    self.hidden[-1] += 0.01
+
+
+def forget_branches(whole: Any, self: Any, *given: Any) -> Any:
+    self._inputs["run_depths"].zero_()
+    return whole(self, *given)
+
+
+def draw_from_others(whole: Any, self: Any, logits: Tensor, drawing: Drawing) -> None:
+    whole(self, logits.roll(1, 1), drawing)
+
+
+def forget_paths(whole: Any, self: Any, told: Any, added: Any) -> None:
+    whole(self, [(row, place, draw._replace(path=())) for row, place, draw in told], added)
+
+
+def report_others(whole: Any, self: Any, logits: Tensor, *drawn: Any) -> None:
+    whole(self, logits / 2, *drawn)
+
+
+class NoKernel:
+    def __getitem__(self, grid: Any) -> Callable[..., None]:
+        return lambda *given, **options: None
+
+
+PRODUCT, TOKENS = "output product of a step .*--kernels torch", "drawing of tokens of a step"
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize(
+    ("owner", "name", "broken", "shape", "drawing", "words"),
+    [
+        (StepLayers, "multiply_o", leave_out_a_tile, VERIFY, Drawing.PLAIN, PRODUCT),
+        (StepLayers, "multiply_o", pad_wrongly, VERIFY, Drawing.PLAIN, PRODUCT),
+        (
+            TritonAttention,
+            "__call__",
+            forget_branches,
+            TREE,
+            Drawing.PLAIN,
+            "layer 0, attention of a tree",
+        ),
+        (Step, "draw", draw_from_others, VERIFY, Drawing.FILTERED, TOKENS),
+        (adjusting, "add_kernel", None, VERIFY, Drawing.ADJUSTED, TOKENS),
+        (adjusting, "penalise_kernel", None, VERIFY, Drawing.ADJUSTED, TOKENS),
+        (adjusting, "bias_kernel", None, VERIFY, Drawing.ADJUSTED, TOKENS),
+        (
+            HistoryInputs,
+            "put",
+            forget_paths,
+            TREE,
+            Drawing.ADJUSTED,
+            "drawing of tokens of a tree step",
+        ),
+        (Reports, "make", report_others, VERIFY, Drawing.REPORTED, "log probabilities of a step"),
+    ],
+)
 @pytest.mark.usefixtures("short_contexts")
-def test_a_product_of_a_step_that_leaves_out_a_tile(
-    load: Load, monkeypatch: pytest.MonkeyPatch
+def test_a_step_that_is_wrong_is_found(
+    load: Load,
+    monkeypatch: pytest.MonkeyPatch,
+    owner: Any,
+    name: str,
+    broken: Callable[..., Any] | None,
+    shape: StepShape,
+    drawing: Drawing,
+    words: str,
 ) -> None:
-    multiply = StepLayers.multiply_o
-
-    def broken(self: StepLayers, i: int) -> None:
-        self.attended = without_a_tile(self.attended)
-        multiply(self, i)
-
-    monkeypatch.setattr(StepLayers, "multiply_o", broken)
-    with pytest.raises(SelfCheckError, match=r"output product of a step .*--kernels torch"):
-        check_step(load, VERIFY, drawing=Drawing.PLAIN)
-
-
-@pytest.mark.usefixtures("short_contexts")
-def test_a_product_that_is_wrong_for_rows_that_pad_a_step(
-    load: Load, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They are computed by the same tiles as others, which may be real in the next step."""
-    multiply = StepLayers.multiply_o
-
-    def broken(self: StepLayers, i: int) -> None:
-        multiply(self, i)
-        self.hidden[-1] += 0.01
-
-    monkeypatch.setattr(StepLayers, "multiply_o", broken)
-    with pytest.raises(SelfCheckError, match="output product of a step"):
-        check_step(load, VERIFY, drawing=Drawing.PLAIN)
-
-
-@pytest.mark.usefixtures("short_contexts")
-def test_attention_of_a_tree_that_leaves_out_its_branches(
-    load: Load, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    attend = TritonAttention.__call__
-
-    def broken(self: TritonAttention, *given: Any) -> Tensor:
-        self._inputs["run_depths"].zero_()
-        return attend(self, *given)
-
-    monkeypatch.setattr(TritonAttention, "__call__", broken)
-    with pytest.raises(SelfCheckError, match="layer 0, attention of a tree step"):
-        check_step(load, TREE, drawing=Drawing.PLAIN)
+    if broken is None:
+        monkeypatch.setattr(owner, name, NoKernel())
+    else:
+        harm(monkeypatch, owner, name, broken)
+    with pytest.raises(SelfCheckError, match=words):
+        check_step(load, shape, drawing=drawing)
 
 
 @pytest.mark.usefixtures("short_contexts")
@@ -311,78 +379,80 @@ def test_a_graph_that_computes_something_else(load: Load) -> None:
         check_step(load, VERIFY, Other(), Drawing.PLAIN)
 
 
-@pytest.mark.usefixtures("short_contexts")
-def test_tokens_that_are_not_those_of_the_logits(
-    load: Load, monkeypatch: pytest.MonkeyPatch
+# Features are the residual stream
+
+
+def check_features(load: Load, monkeypatch: pytest.MonkeyPatch) -> Findings:
+    emulate(monkeypatch)
+    monkeypatch.setattr(step_features, "PIECE", 64)
+    runner = load("llama3-untied", kernels="torch")
+    runner.dummy_slot = (runner.num_blocks - 1) * BLOCK
+    shape = replace(VERIFY, rows=4, runs=2, rows_per_run=2)
+
+    def make(boundaries: tuple[int, ...]) -> StepFeatures:
+        return StepFeatures(runner.model, boundaries, shape.padded_rows, 2, overlap=False)
+
+    monkeypatch.setattr(runner, "make_step_features", make)
+    one = Step(runner.model, runner.kv, shape, 1, num_sides=2)
+    one.drawings = [Drawing.PLAIN]
+    monkeypatch.setattr(graphs, "capture_graph", lambda run, memory: (Graph(one, run), memory))
+    rng, findings = random.Random(1), Findings(torch.float32, "model")
+    parts = [
+        Chunk([rng.randrange(512) for _ in range(2 - i)], 40, [*range(10 * i, 10 * i + 10)], 2 - i)
+        for i in range(2)
+    ]
+    with torch.inference_mode():
+        checked = FeatureCheck(runner, one, parts, findings)
+        checked.run(GraphRunner([one], eager=False), "step", "--eager")
+    assert one.layers.tap is None
+    assert not runner.kv.pool[:, :20].any()
+    findings.raise_if_wrong(SingleRank())
+    return findings
+
+
+def test_features_that_are_right_pass(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    findings = check_features(load, monkeypatch)
+    assert {place.operation for place, _ in findings.errors()} == {FEATURES}
+    assert len(findings.errors()) == 4  # as often as a step is captured
+
+
+def add_to_the_rest(whole: Any, self: Any, hidden: Tensor, place: int) -> None:
+    whole(self, hidden + (1e-6 if place else 0.0), place)
+
+
+class Shorter:
+    """A kernel whose grid lacks a row."""
+
+    def __getitem__(self, grid: tuple[int, int]) -> Any:
+        return tap_kernel[grid[0], 2]
+
+
+def change_values(patch: pytest.MonkeyPatch) -> None:
+    harm(patch, DeviceTap, "_copy", add_to_the_rest)
+
+
+def leave_out_rows(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(step_features, "tap_kernel", Shorter())
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("change", [change_values, leave_out_rows])
+def test_features_that_are_wrong_are_found(
+    change: Callable[[pytest.MonkeyPatch], None], load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    draw = Step.draw
-    monkeypatch.setattr(
-        Step, "draw", lambda self, logits, drawing: draw(self, logits.roll(1, 1), drawing)
-    )
-    with pytest.raises(SelfCheckError, match="drawing of tokens of a step"):
-        check_step(load, VERIFY, drawing=Drawing.FILTERED)
-
-
-@pytest.mark.parametrize(
-    "forgotten", [full_only("add_kernel"), "penalise_kernel", full_only("bias_kernel")]
-)
-@pytest.mark.usefixtures("short_contexts")
-def test_tokens_that_are_drawn_before_penalties(
-    load: Load, monkeypatch: pytest.MonkeyPatch, forgotten: str
-) -> None:
-    class Nothing:
-        def __getitem__(self, grid: Any) -> Callable[..., None]:
-            return lambda *given, **options: None
-
-    monkeypatch.setattr(adjusting, forgotten, Nothing())
-    with pytest.raises(SelfCheckError, match="drawing of tokens of a step"):
-        check_step(load, VERIFY, drawing=Drawing.ADJUSTED)
-
-
-@pytest.mark.full
-@pytest.mark.usefixtures("short_contexts")
-def test_a_tree_whose_branches_forget_their_paths(
-    load: Load, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    put = HistoryInputs.put
-
-    def forgetful(self: HistoryInputs, told: Any, added: Any) -> None:
-        put(self, [(row, place, draw._replace(path=())) for row, place, draw in told], added)
-
-    monkeypatch.setattr(HistoryInputs, "put", forgetful)
-    with pytest.raises(SelfCheckError, match="drawing of tokens of a tree step"):
-        check_step(load, TREE, drawing=Drawing.ADJUSTED)
-
-
-@pytest.mark.full
-@pytest.mark.usefixtures("short_contexts")
-def test_log_probabilities_of_other_logits(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    make = Reports.make
-    monkeypatch.setattr(
-        Reports, "make", lambda self, logits, *drawn: make(self, logits / 2, *drawn)
-    )
-    with pytest.raises(SelfCheckError, match="log probabilities of a step"):
-        check_step(load, VERIFY, drawing=Drawing.REPORTED)
+    change(monkeypatch)
+    with pytest.raises(SelfCheckError, match=r"residual stream of a step of 3 rows .*--eager"):
+        check_features(load, monkeypatch)
 
 
 # Ranks
 
 
-class Ranks:
-    """One of two ranks, whose other one has found something at its first place."""
-
-    rank, size = 0, 2
-
-    def minimum(self, value: int) -> int:
-        return min(value, 1)
-
-
 def test_every_rank_learns_what_another_has_found() -> None:
     findings = Findings(torch.bfloat16, "model")
-    place = CheckedOperation("step", 8, 3, "down product", "--kernels torch")
-    findings.note(place, torch.tensor(1.0))
+    findings.note(PLACE, torch.tensor(1.0))
     with pytest.raises(SelfCheckError, match="rank 1, layer 3, down product of a step of 8 rows"):
-        findings.raise_if_wrong(Ranks())  # type: ignore[arg-type]
+        findings.raise_if_wrong(OneOfTwo(0, 1))  # the other one has found something
 
 
 # The tolerance
@@ -390,11 +460,20 @@ def test_every_rank_learns_what_another_has_found() -> None:
 
 def test_a_dtype_that_is_too_narrow_is_named() -> None:
     findings = Findings(torch.float16, "model")
-    findings.note(
-        CheckedOperation("step", 8, 3, "down product", "--kernels torch"), torch.tensor(torch.nan)
-    )
+    findings.note(PLACE, torch.tensor(torch.nan))
     with pytest.raises(SelfCheckError, match=r"explains; float16 .*--dtype bfloat16"):
         findings.raise_if_wrong(SingleRank())
+
+
+PLACE = CheckedOperation("step", 8, 3, "down product", "--kernels torch")
+
+
+def error_of(taken: Tensor, x: Tensor, weight: Tensor) -> float:
+    """Of a product of what was taken in place of x."""
+    findings = Findings(x.dtype, "model")
+    product = (taken.float() @ weight.float().T).to(x.dtype)
+    findings.compare(PLACE, product, PlainTorch(x.dtype).product(x, weight))
+    return findings.errors()[0][1]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -405,16 +484,8 @@ def test_the_tolerance_knows_rounding_from_a_tile_that_is_missing(
     generator = torch.Generator().manual_seed(k)
     x = torch.randn(4, k, generator=generator).to(dtype)
     weight = (torch.randn(256, k, generator=generator) / k**0.5).to(dtype)
-    expected = PlainTorch(dtype).product(x, weight)
-    place = CheckedOperation("step", 4, 0, "product", "")
-
-    def error(product: Tensor) -> float:
-        findings = Findings(dtype, "model")
-        findings.compare(place, product.to(dtype), expected)
-        return findings.errors()[0][1]
-
-    assert error(x.float() @ weight.float().T) < TOLERANCE / 2
-    assert error(without_a_tile(x).float() @ weight.float().T) > TOLERANCE
+    assert error_of(x, x, weight) < TOLERANCE / 2
+    assert error_of(without_a_tile(x), x, weight) > TOLERANCE
 
 
 def test_outliers_do_not_hide_what_is_missing() -> None:
@@ -424,17 +495,10 @@ def test_outliers_do_not_hide_what_is_missing() -> None:
     x[:, 99] *= 1000
     weight = torch.randn(256, 2048, generator=generator) / 45
     x, weight = x.bfloat16(), weight.bfloat16()
-    expected = PlainTorch(torch.bfloat16).product(x, weight)
-    right = (x.float() @ weight.float().T).bfloat16()
-    findings = Findings(torch.bfloat16, "model")
-    place = CheckedOperation("step", 4, 0, "product", "")
-    findings.compare(place, right, expected)
     shorter = x.clone()
     shorter[:, 64:128] = 0  # with the outlier among them
-    findings.compare(place, (shorter.float() @ weight.float().T).bfloat16(), expected)
-    (_, of_right), (_, of_wrong) = findings.errors()
-    assert of_right < TOLERANCE / 2
-    assert of_wrong > TOLERANCE
+    assert error_of(x, x, weight) < TOLERANCE / 2
+    assert error_of(shorter, x, weight) > TOLERANCE
 
 
 # What is computed
@@ -466,5 +530,4 @@ def test_parts_have_room() -> None:
 
 def test_rows_are_looked_at_from_the_first_to_the_last() -> None:
     assert spread_out(3, 8) == [0, 1, 2]
-    chosen = spread_out(1000, 8)
-    assert (chosen[0], chosen[-1], len(chosen)) == (0, 999, 8)
+    assert spread_out(1000, 8)[::7] == [0, 999]

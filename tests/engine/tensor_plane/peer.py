@@ -7,7 +7,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,8 @@ import torch
 
 from ssd_engine.process.nccl_library import share_gpus
 from ssd_engine.tensor_plane.end import PlaneEnd
-from ssd_engine.tensor_plane.plane import await_target, go_to_draft
-from ssd_engine.tensor_plane.protocol.handshake import PlaneAnswer, PlaneKind, host_id
+from ssd_engine.tensor_plane.plane import AgreedPlane, await_target, go_to_draft
+from ssd_engine.tensor_plane.protocol.handshake import PlaneAnswer, PlaneKind
 from ssd_engine.tensor_plane.protocol.rows import RowsKey, dtype_of
 from ssd_engine.tensor_plane.protocol.state import PlaneState
 from ssd_engine.tensor_plane.protocol.streams import RowsDirection, RowsStream
@@ -32,7 +31,6 @@ LOOPBACK = "127.0.0.1"
 CPU = torch.device("cpu")
 DISTRIBUTIONS = RowsStream("draft_distributions", RowsDirection.TO_TARGET, 1000, "bfloat16", 6)
 FEATURES = RowsStream("features", RowsDirection.TO_DRAFT, 96, "float32", 9)
-AHEAD = 8  # rounds that a flood is ahead of what was sent
 
 # However slow the machine is, nobody is given up: only a test that moves the clock meets a limit.
 NO_LIMIT = 4 * HANG_SECONDS
@@ -55,38 +53,31 @@ def make_rows(seed: int, num_rows: int, stream: RowsStream = DISTRIBUTIONS) -> t
 _USUAL: dict[str, Any] = {"device": CPU, "connect_timeout_s": NO_LIMIT}
 
 
+def make_drafts_end(
+    kind: PlaneKind, epoch: int = 1, stream: RowsStream = DISTRIBUTIONS, **options: Any
+) -> tuple[AgreedPlane, PlaneAnswer]:
+    return await_target(kind, epoch, stream, **{"bind_host": LOOPBACK, **_USUAL, **options})
+
+
+def make_targets_end(
+    answer: PlaneAnswer, epoch: int = 1, stream: RowsStream = DISTRIBUTIONS, **options: Any
+) -> AgreedPlane:
+    return go_to_draft(answer, epoch, stream, **{**_USUAL, **options})
+
+
 def make_sender(
-    kind: PlaneKind,
-    epoch: int = 1,
-    stream: RowsStream = DISTRIBUTIONS,
-    max_queued: int = 64,
-    **options: Any,
+    kind: PlaneKind, epoch: int = 1, max_queued: int = 64, **options: Any
 ) -> tuple[Sender, PlaneAnswer]:
-    """The draft's end."""
-    given = {"bind_host": LOOPBACK, **_USUAL, **options}
-    plane, answer = await_target(kind, epoch, stream, **given)
+    """At the draft."""
+    plane, answer = make_drafts_end(kind, epoch, **options)
     return Sender(plane, max_queued), answer
 
 
 def make_receiver(
-    answer: PlaneAnswer,
-    epoch: int = 1,
-    stream: RowsStream = DISTRIBUTIONS,
-    max_expected: int = 256,
-    **options: Any,
+    answer: PlaneAnswer, epoch: int = 1, max_expected: int = 256, **options: Any
 ) -> Receiver:
-    """The target's end."""
-    return Receiver(go_to_draft(answer, epoch, stream, **{**_USUAL, **options}), max_expected)
-
-
-def make_draft_receiver(kind: PlaneKind, epoch: int = 1) -> tuple[Receiver, PlaneAnswer]:
-    """The draft's end of a plane whose rows come from the target."""
-    plane, answer = await_target(kind, epoch, FEATURES, bind_host=LOOPBACK, **_USUAL)
-    return Receiver(plane), answer
-
-
-def make_target_sender(answer: PlaneAnswer, epoch: int = 1) -> Sender:
-    return Sender(go_to_draft(answer, epoch, FEATURES, **_USUAL))
+    """At the target."""
+    return Receiver(make_targets_end(answer, epoch, **options), max_expected)
 
 
 def wait_up(*ends: PlaneEnd) -> None:
@@ -102,9 +93,6 @@ class Commands:
     sender: Sender
     receiver: Receiver
 
-    def host_id(self) -> str:
-        return host_id()
-
     def share_gpus(self) -> str | None:
         return share_gpus()
 
@@ -112,11 +100,11 @@ class Commands:
         self.sender, answer = make_sender(kind, epoch, **options)
         return answer
 
+    def open_features(self, answer: PlaneAnswer, epoch: int) -> None:
+        self.sender = Sender(make_targets_end(answer, epoch, FEATURES))
+
     def open_receiver(self, answer: PlaneAnswer, epoch: int, **options: Any) -> None:
         self.receiver = make_receiver(answer, epoch, **options)
-
-    def open_target_sender(self, answer: PlaneAnswer, epoch: int) -> None:
-        self.sender = make_target_sender(answer, epoch)
 
     def wait_up(self) -> None:
         wait_up(self._end())
@@ -125,26 +113,13 @@ class Commands:
         return self.sender.send(key, make_rows(seed, num_rows, self.sender._stream))
 
     def flood(self, num_rounds: int) -> None:
-        """Round after round, in the background, as fast as they are taken."""
+        """Round after round, in the background, as fast as they are made."""
 
         def run() -> None:
             for round_ in range(num_rounds):
-                wait_until(partial(self._is_near, round_))
                 self.sender.send(RowsKey(1, round_), make_rows(round_, 6))
 
         threading.Thread(target=run, daemon=True).start()
-
-    def _is_near(self, round_: int) -> bool:
-        return self.sender.sent >= round_ - AHEAD
-
-    def receive_for_ever(self) -> None:
-        def drain() -> None:
-            round_ = 0
-            while True:
-                self.receiver.receive(RowsKey(1, round_), 6, 0.05)
-                round_ += 1
-
-        threading.Thread(target=drain, daemon=True).start()
 
     def _end(self) -> Sender | Receiver:
         return self.sender if hasattr(self, "sender") else self.receiver

@@ -4,12 +4,14 @@ import os
 import re
 import socket
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from ssd_engine.tensor_plane.end import PlaneEnd
 from ssd_engine.tensor_plane.protocol.handshake import PlaneAnswer, PlaneKind
 from ssd_engine.tensor_plane.protocol.rows import RowsKey
 from ssd_engine.tensor_plane.protocol.state import PlaneBroken, PlaneEvent, PlaneState
@@ -33,7 +35,6 @@ from tests.waiting import HANG_SECONDS, wait_until
 KINDS = [PlaneKind.SHARED_MEMORY, PlaneKind.TCP, GLOO]
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=[kind.value for kind in KINDS])
 HARDENED = [PlaneKind.SHARED_MEMORY, PlaneKind.TCP]
-hardened_kind = pytest.mark.parametrize("kind", HARDENED, ids=[kind.value for kind in HARDENED])
 SECRET = bytes(range(32))
 
 
@@ -43,50 +44,54 @@ def far_off() -> float:
 
 
 @contextmanager
-def plane(kind: PlaneKind, epoch: int = 1) -> Iterator[tuple[Sender, Receiver]]:
-    """Both ends in this process, up."""
-    sender, answer = make_sender(kind, epoch)
-    receiver = make_receiver(answer, epoch)
+def ended(*ends: PlaneEnd) -> Iterator[None]:
+    """Afterwards they are closed, and their threads have ended."""
     try:
-        wait_up(sender, receiver)
-        yield sender, receiver
+        yield
     finally:
-        for end in (sender, receiver):
+        for end in ends:
             end.close()
             assert end.join(HANG_SECONDS)
 
 
 @contextmanager
+def plane(
+    kind: PlaneKind, epoch: int = 1, max_expected: int = 256, **options: Any
+) -> Iterator[tuple[Sender, Receiver]]:
+    """Both ends in this process, up."""
+    sender, answer = make_sender(kind, epoch, **options)
+    receiver = make_receiver(answer, epoch, max_expected=max_expected, **options)
+    with ended(sender, receiver):
+        wait_up(receiver, sender)
+        yield sender, receiver
+
+
+def cross(sender: Sender, receiver: Receiver, key: RowsKey, rows: torch.Tensor) -> None:
+    """These rows go from one end to the other."""
+    receiver.expect(key, len(rows))
+    assert sender.send(key, rows)
+    assert same_bits(receiver.receive(key, len(rows), HANG_SECONDS), rows)
+
+
+@contextmanager
 def admitted_by_a_test(kind: PlaneKind) -> Iterator[tuple[Receiver, Connection]]:
     """A receiver, and the other end of its connection: a draft that says what a test likes."""
-    wake = Wake()
     listener, address = listen(kind, LOOPBACK)
     receiver = make_receiver(PlaneAnswer(kind, address, SECRET, DISTRIBUTIONS))
-    with listener:
-        connection = admit(listener, wake, PlaneTerms(kind, 1, DISTRIBUTIONS), SECRET, far_off())
-    try:
-        yield receiver, connection
-    finally:
-        connection.close()
-        wake.close()
-        receiver.close()
-        assert receiver.join(HANG_SECONDS)
+    with closing(Wake()) as wake, ended(receiver), listener:
+        terms = PlaneTerms(kind, 1, DISTRIBUTIONS)
+        with closing(admit(listener, wake, terms, SECRET, far_off())) as connection:
+            yield receiver, connection
 
 
 @contextmanager
 def dialled_by_a_test(kind: PlaneKind) -> Iterator[tuple[Sender, Connection]]:
     """A sender, and the other end of its connection: a target that says what a test likes."""
-    wake = Wake()
     sender, answer = make_sender(kind)
-    terms = PlaneTerms(kind, 1, DISTRIBUTIONS)
-    connection = enter(place_of(answer), wake, terms, answer.secret, far_off())
-    try:
-        yield sender, connection
-    finally:
-        connection.close()
-        wake.close()
-        sender.close()
-        assert sender.join(HANG_SECONDS)
+    with closing(Wake()) as wake, ended(sender):
+        terms = PlaneTerms(kind, 1, DISTRIBUTIONS)
+        with closing(enter(place_of(answer), wake, terms, answer.secret, far_off())) as connection:
+            yield sender, connection
 
 
 def place_of(answer: PlaneAnswer) -> tuple[int, str | tuple[str, int]]:
@@ -97,7 +102,9 @@ def place_of(answer: PlaneAnswer) -> tuple[int, str | tuple[str, int]]:
 
 
 def same_bits(one: torch.Tensor | None, other: torch.Tensor) -> bool:
-    return one is not None and torch.equal(one.view(torch.int16), other.view(torch.int16))
+    return one is not None and torch.equal(
+        one.view(torch.uint8), other.contiguous().view(torch.uint8)
+    )
 
 
 def expect_break(receiver: Receiver, reason: str) -> None:

@@ -7,89 +7,78 @@ from typing import Any
 import pytest
 import torch
 
-from ssd_engine.tensor_plane.plane import await_target, go_to_draft, local_offer
-from ssd_engine.tensor_plane.protocol.handshake import PlaneKind, PlaneOffer, choose_kind, host_id
+from ssd_engine.tensor_plane.protocol.handshake import PlaneKind
 from ssd_engine.tensor_plane.protocol.rows import RowsKey
 from ssd_engine.tensor_plane.protocol.state import PlaneState
 from ssd_engine.tensor_plane.protocol.streams import RowsDirection
 from ssd_engine.tensor_plane.receiver import Receiver
 from ssd_engine.tensor_plane.sender import Sender
 from tests.engine.tensor_plane.peer import (
-    CPU,
     DISTRIBUTIONS,
     FEATURES,
     NO_LIMIT,
-    make_draft_receiver,
+    make_drafts_end,
     make_receiver,
     make_rows,
-    make_sender,
+    make_targets_end,
     peer,
     wait_up,
 )
-from tests.engine.tensor_plane.planes import KINDS, every_kind, is_waited_for, plane, same_bits
+from tests.engine.tensor_plane.planes import (
+    cross,
+    ended,
+    every_kind,
+    is_waited_for,
+    plane,
+    same_bits,
+)
 from tests.waiting import HANG_SECONDS, wait_until
-
-
-def test_two_processes_of_one_host_share_memory() -> None:
-    with peer() as other:
-        assert other.call("host_id") == host_id() != ""
-    offer = local_offer(CPU)
-    assert PlaneKind.NCCL not in offer.kinds
-    assert choose_kind(offer, offer) is PlaneKind.SHARED_MEMORY
-    only = local_offer(CPU, DISTRIBUTIONS, allowed=(PlaneKind.TCP, PlaneKind.NCCL))
-    assert only == PlaneOffer((PlaneKind.TCP,), offer.host_id, "", (DISTRIBUTIONS,))
-    assert choose_kind(only, offer) is PlaneKind.TCP
 
 
 @every_kind
 def test_rows_cross_between_processes_in_any_order(kind: PlaneKind) -> None:
     keys = {RowsKey(2**63 + s, r): 1 + (s + r) % 6 for s in range(4) for r in range(5)}
+    rows = {key: make_rows(seed, count) for seed, (key, count) in enumerate(keys.items())}
     with peer() as draft:
-        answer = draft.call("open_sender", kind, 7)
-        receiver = make_receiver(answer, 7)
-        wait_up(receiver)
-        draft.call("wait_up")
-        for key, num_rows in keys.items():
-            receiver.expect(key, num_rows)
-        for seed, (key, num_rows) in enumerate(keys.items()):
-            assert draft.call("send", key, num_rows, seed)
-        for seed, (key, num_rows) in reversed(list(enumerate(keys.items()))):
-            assert same_bits(
-                receiver.receive(key, num_rows, HANG_SECONDS), make_rows(seed, num_rows)
-            )
-        assert receiver.discarded == 0
-        receiver.close()
-        assert receiver.join(HANG_SECONDS)
+        receiver = make_receiver(draft.call("open_sender", kind, 7), 7)
+        with ended(receiver):
+            wait_up(receiver)
+            draft.call("wait_up")
+            for key, num_rows in keys.items():
+                receiver.expect(key, num_rows)
+            for seed, (key, num_rows) in enumerate(keys.items()):
+                assert draft.call("send", key, num_rows, seed)
+            for key, num_rows in reversed(keys.items()):
+                assert same_bits(receiver.receive(key, num_rows, HANG_SECONDS), rows[key])
+            assert receiver.discarded == 0
 
 
 @every_kind
 def test_rows_of_another_width_go_the_other_way_between_processes(kind: PlaneKind) -> None:
     """The draft still waits and the target still dials; but the target sends."""
-    receiver, answer = make_draft_receiver(kind, 7)
+    plane, answer = make_drafts_end(kind, 7, FEATURES)
+    receiver = Receiver(plane)
     with peer() as target:
-        target.call("open_target_sender", answer, 7)
+        target.call("open_features", answer, 7)
         target.call("wait_up")
         wait_up(receiver)
-        for round_ in range(20):
-            receiver.expect(RowsKey(1, round_), 9)
-        for round_ in range(20):
-            assert target.call("send", RowsKey(1, round_), 9, round_)
-            landed = receiver.receive(RowsKey(1, round_), 9, HANG_SECONDS)
-            assert landed is not None
-            assert torch.equal(landed, make_rows(round_, 9, FEATURES))
+        for key in (RowsKey(1, round_) for round_ in range(20)):
+            receiver.expect(key, 9)
+            assert target.call("send", key, 9, key.round)
+            landed = receiver.receive(key, 9, HANG_SECONDS)
+            assert same_bits(landed, make_rows(key.round, 9, FEATURES))
         target.kill()
         wait_until(lambda: receiver.state is PlaneState.BROKEN)
     assert receiver.join(HANG_SECONDS)
 
 
 def test_an_end_is_made_only_for_its_direction() -> None:
-    for stream, wrong in ((DISTRIBUTIONS, Receiver), (FEATURES, Sender)):
-        drafts, answer = await_target(PlaneKind.SHARED_MEMORY, 1, stream, bind_host="", device=CPU)
+    for stream, wrong, other in ((DISTRIBUTIONS, Receiver, Sender), (FEATURES, Sender, Receiver)):
+        drafts, answer = make_drafts_end(PlaneKind.SHARED_MEMORY, stream=stream)
         with pytest.raises(ValueError, match=f"{stream.name} goes {stream.direction.value}"):
             wrong(drafts)
-        other = Sender if wrong is Receiver else Receiver
         with pytest.raises(ValueError, match=stream.direction.value):
-            other(go_to_draft(answer, 1, stream, device=CPU))
+            other(make_targets_end(answer, stream=stream))
 
 
 @pytest.mark.parametrize(
@@ -115,12 +104,13 @@ def test_both_sides_take_the_smaller_number_of_rows() -> None:
 
 @every_kind
 def test_rows_that_come_while_they_are_waited_for_are_received(kind: PlaneKind) -> None:
-    key = RowsKey(1, 1)
+    """They need not be contiguous."""
+    key, rows = RowsKey(1, 1), make_rows(1, 4, replace(DISTRIBUTIONS, width=2000))[::2, ::2]
     with plane(kind) as (sender, receiver), ThreadPoolExecutor() as threads:
         waiting = threads.submit(receiver.receive, key, 2, NO_LIMIT)
         wait_until(lambda: is_waited_for(receiver, key))
-        sender.send(key, make_rows(1, 2))
-        assert same_bits(waiting.result(HANG_SECONDS), make_rows(1, 2))
+        sender.send(key, rows)
+        assert same_bits(waiting.result(HANG_SECONDS), rows)
 
 
 @every_kind
@@ -131,37 +121,27 @@ def test_rows_that_do_not_come_are_missing_and_hurt_nothing(kind: PlaneKind) -> 
         assert receiver.receive(RowsKey(2, 1), 2, 0.0) is None
         # Late rows of a key that is over are dropped, and the next round is not disturbed.
         sender.send(RowsKey(1, 1), make_rows(1, 2))
-        receiver.expect(RowsKey(1, 2), 3)
-        sender.send(RowsKey(1, 2), make_rows(2, 3))
-        assert same_bits(receiver.receive(RowsKey(1, 2), 3, HANG_SECONDS), make_rows(2, 3))
+        cross(sender, receiver, RowsKey(1, 2), make_rows(2, 3))
         assert receiver.receive(RowsKey(1, 1), 2, 0.0) is None
         assert receiver.discarded == 1
-
-
-@every_kind
-def test_another_number_of_rows_than_expected_is_missing(kind: PlaneKind) -> None:
-    with plane(kind) as (sender, receiver):
-        receiver.expect(RowsKey(1, 1), 2)
-        sender.send(RowsKey(1, 1), make_rows(1, 3))
-        wait_until(lambda: receiver.discarded == 1)
-        assert receiver.receive(RowsKey(1, 1), 2, 0.0) is None
+        # As are more than were expected.
+        receiver.expect(RowsKey(1, 3), 2)
+        sender.send(RowsKey(1, 3), make_rows(1, 3))
+        wait_until(lambda: receiver.discarded == 2)
+        assert receiver.receive(RowsKey(1, 3), 2, 0.0) is None
         assert receiver.state is PlaneState.UP
 
 
 def test_expectations_that_nobody_ends_are_given_up() -> None:
-    sender, answer = make_sender(PlaneKind.SHARED_MEMORY)
-    receiver = make_receiver(answer, max_expected=3)
-    wait_up(sender, receiver)
-    for round_ in range(10):
-        receiver.expect(RowsKey(1, round_), 1)
-    for round_ in range(10):
-        sender.send(RowsKey(1, round_), make_rows(round_, 1))
-    assert same_bits(receiver.receive(RowsKey(1, 9), 1, HANG_SECONDS), make_rows(9, 1))
-    assert receiver.discarded == 7
-    assert receiver.receive(RowsKey(1, 6), 1, 0.0) is None
-    assert receiver.receive(RowsKey(1, 7), 1, 0.0) is not None
-    sender.close()
-    receiver.close()
+    with plane(PlaneKind.SHARED_MEMORY, max_expected=3) as (sender, receiver):
+        for round_ in range(10):
+            receiver.expect(RowsKey(1, round_), 1)
+        for round_ in range(10):
+            sender.send(RowsKey(1, round_), make_rows(round_, 1))
+        assert same_bits(receiver.receive(RowsKey(1, 9), 1, HANG_SECONDS), make_rows(9, 1))
+        assert receiver.discarded == 7
+        assert receiver.receive(RowsKey(1, 6), 1, 0.0) is None
+        assert receiver.receive(RowsKey(1, 7), 1, 0.0) is not None
 
 
 @pytest.mark.parametrize(
@@ -181,17 +161,6 @@ def test_rows_of_another_format_are_an_error_of_the_caller(rows: torch.Tensor) -
         with pytest.raises(ValueError):
             receiver.receive(RowsKey(1, 1), 7, 0.0)
         assert sender.state is receiver.state is PlaneState.UP
-
-
-def test_rows_need_not_be_contiguous() -> None:
-    wide = make_rows(1, 6, replace(DISTRIBUTIONS, width=2000))
-    for kind in KINDS:
-        with plane(kind) as (sender, receiver):
-            receiver.expect(RowsKey(1, 1), 3)
-            sender.send(RowsKey(1, 1), wide[::2, ::2])
-            assert same_bits(
-                receiver.receive(RowsKey(1, 1), 3, HANG_SECONDS), wide[::2, ::2].contiguous()
-            )
 
 
 @pytest.mark.parametrize(

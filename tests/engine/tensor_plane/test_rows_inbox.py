@@ -4,24 +4,22 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import pytest
 import torch
 
 from ssd_engine.tensor_plane.inbox import RowsInbox
-from ssd_engine.tensor_plane.plane import await_target, go_to_draft
 from ssd_engine.tensor_plane.protocol.handshake import PlaneKind
-from ssd_engine.tensor_plane.protocol.records import Announcement
 from ssd_engine.tensor_plane.protocol.rows import RowsKey
 from ssd_engine.tensor_plane.protocol.state import PlaneState
 from ssd_engine.tensor_plane.report import report_of
 from ssd_engine.tensor_plane.sender import Sender
-from ssd_engine.tensor_plane.transports.carriers import Meeting
-from ssd_engine.tensor_plane.transports.connection import Wake
-from ssd_engine.tensor_plane.transports.greeting import PlaneTerms, enter
-from ssd_engine.tensor_plane.transports.shared_memory import SharedMemoryOut
-from ssd_engine.tensor_plane.transports.staging import HostStaging
-from tests.engine.tensor_plane.peer import CPU, FEATURES, LOOPBACK, NO_LIMIT, make_rows, wait_up
-from tests.engine.tensor_plane.planes import every_kind, far_off, hardened_kind, place_of
+from tests.engine.tensor_plane.peer import (
+    FEATURES,
+    make_drafts_end,
+    make_rows,
+    make_targets_end,
+    wait_up,
+)
+from tests.engine.tensor_plane.planes import ended, every_kind
 from tests.waiting import HANG_SECONDS, wait_until
 
 ROW_BYTES = FEATURES.row_bytes
@@ -34,19 +32,12 @@ def joined(
 ) -> Iterator[tuple[Sender, RowsInbox, threading.Event]]:
     """A target's sender and a draft's inbox; the event is set when rows have come."""
     came = threading.Event()
-    plane, answer = await_target(
-        kind, 1, FEATURES, bind_host=LOOPBACK, device=CPU, connect_timeout_s=NO_LIMIT
-    )
+    plane, answer = make_drafts_end(kind, stream=FEATURES)
     inbox = RowsInbox(plane, max_bytes, came.set)
-    target = go_to_draft(answer, 1, FEATURES, device=CPU, connect_timeout_s=NO_LIMIT)
-    sender = Sender(target, **sending)
-    try:
+    sender = Sender(make_targets_end(answer, stream=FEATURES), **sending)
+    with ended(sender, inbox):
         wait_up(sender, inbox)
         yield sender, inbox, came
-    finally:
-        for end in (sender, inbox):
-            end.close()
-            assert end.join(HANG_SECONDS)
 
 
 @every_kind
@@ -113,26 +104,3 @@ def test_a_sender_holds_so_many_bytes_and_no_more() -> None:
         go_on.set()
         wait_until(lambda: inbox.received == 10)
         assert [key.round for key, _ in inbox.take(ALL)] == [0, 6, 7, 8]
-
-
-@hardened_kind
-@pytest.mark.parametrize("num_rows", [0, 10, 2**32 - 1])
-def test_an_announcement_beyond_the_terms_breaks_the_plane(kind: PlaneKind, num_rows: int) -> None:
-    plane, answer = await_target(
-        kind, 1, FEATURES, bind_host=LOOPBACK, device=CPU, connect_timeout_s=NO_LIMIT
-    )
-    inbox, wake = RowsInbox(plane), Wake()
-    connection = enter(
-        place_of(answer), wake, PlaneTerms(kind, 1, FEATURES), answer.secret, far_off()
-    )
-    if kind is PlaneKind.SHARED_MEMORY:
-        SharedMemoryOut(
-            Meeting(connection, wake, PlaneTerms(kind, 1, FEATURES), HostStaging(), far_off())
-        )
-    connection.write(Announcement(0, RowsKey(1, 1), num_rows).encode())
-    wait_until(lambda: inbox.state is PlaneState.BROKEN)
-    assert f"{num_rows} rows were announced" in inbox.reason
-    assert inbox.num_bytes == 0
-    connection.close()
-    wake.close()
-    assert inbox.join(HANG_SECONDS)

@@ -1,6 +1,7 @@
 """A completion: its rules apply token by token, and what lies after its end does not exist."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -26,107 +27,68 @@ def completed(
     return [completion.push(token) for token in tokens], completion
 
 
-def test_the_text_of_a_stop_token_is_not_released() -> None:
-    pieces, completion = completed([A, B, EOS])
-    assert pieces == ["a", "b", ""]
-    assert completion.finish == Finish(FinishReason.STOP, stop_token_id=EOS)
-    assert completion.num_tokens == 3
+END = Finish(FinishReason.STOP, stop_token_id=EOS)
+LENGTH = Finish(FinishReason.LENGTH)
+HELD = {"strings": ["STOP"]}
 
 
-def test_a_stop_token_releases_what_was_held_back() -> None:
-    pieces, _ = completed([A, ST, EOS], strings=["STOP"])
-    assert pieces == ["a", "", "ST"]
-    pieces, _ = completed([A, EURO_1, EOS])
-    assert pieces == ["a", "", "\ufffd"]
-
-
-def test_a_token_that_is_no_stop_token_is_text() -> None:
-    pieces, completion = completed([A, EOS, B], ids=[])
-    assert pieces == ["a", "<end>", "b"]
-    assert completion.finish is None
-
-
-def test_a_stop_string_ends_it_without_its_text() -> None:
-    pieces, completion = completed([A, ST, OP], strings=["STOP"])
-    assert pieces == ["a", "", ""]
-    assert completion.finish == Finish(FinishReason.STOP, stop_string="STOP")
-
-
-def test_what_stops_it_may_be_a_part_of_its_text() -> None:
-    pieces, completion = completed([A, EOS], include_stop=True)
-    assert pieces == ["a", "<end>"]
-    assert completion.finish == Finish(FinishReason.STOP, stop_token_id=EOS)
-    pieces, completion = completed([A, ST, OP], strings=["STO"], include_stop=True)
-    assert pieces == ["a", "ST", "O"]  # nothing is held back, nothing follows
-    assert completion.finish == Finish(FinishReason.STOP, stop_string="STO")
-
-
-def test_a_stop_token_that_spells_a_stop_string_is_there_as_a_whole() -> None:
-    pieces, completion = completed([A, EURO_1, EOS], strings=["<e"], include_stop=True)
-    assert pieces == ["a", "", "\ufffd<end>"]
-    assert completion.finish == Finish(FinishReason.STOP, stop_token_id=EOS)
-
-
-def test_max_tokens_ends_it_and_releases_what_was_held_back() -> None:
-    pieces, completion = completed([A, ST], max_tokens=2, strings=["STOP"])
-    assert pieces == ["a", "ST"]
-    assert completion.finish == Finish(FinishReason.LENGTH)
-
-
-def test_max_tokens_inside_a_character_leaves_a_replacement_character() -> None:
-    pieces, completion = completed([A, EURO_1], max_tokens=2)
-    assert pieces == ["a", "\ufffd"]
-    assert completion.finish == Finish(FinishReason.LENGTH)
+def stopped(by: str) -> Finish:
+    return Finish(FinishReason.STOP, stop_string=by)
 
 
 @pytest.mark.parametrize(
-    ("tokens", "finish"),
+    ("tokens", "rules", "pieces", "finish"),
     [
-        ([A, EOS], Finish(FinishReason.STOP, stop_token_id=EOS)),
-        ([ST, OP], Finish(FinishReason.STOP, stop_string="STOP")),
+        # a stop token: its text is not released, what was held back is
+        ([A, B, EOS], {}, ["a", "b", ""], END),
+        ([EOS], {"max_tokens": 1}, [""], END),
+        ([A, ST, EOS], HELD, ["a", "", "ST"], END),
+        ([A, EURO_1, EOS], {}, ["a", "", "\ufffd"], END),
+        ([A, EOS, B], {"ids": []}, ["a", "<end>", "b"], None),
+        # a stop string ends it without its text
+        ([A, ST, OP], HELD, ["a", "", ""], stopped("STOP")),
+        # what stops it may be a part of its text: then nothing is held back, and nothing follows
+        ([A, EOS], {"include_stop": True}, ["a", "<end>"], END),
+        ([A, ST, OP], {"strings": ["STO"], "include_stop": True}, ["a", "ST", "O"], stopped("STO")),
+        (
+            [A, EURO_1, EOS],
+            {"strings": ["<e"], "include_stop": True},
+            ["a", "", "\ufffd<end>"],
+            END,
+        ),
+        # max_tokens releases what was held back, and replaces half a character
+        ([A], {"max_tokens": 1}, ["a"], LENGTH),
+        ([A, ST], {**HELD, "max_tokens": 2}, ["a", "ST"], LENGTH),
+        ([A, EURO_1], {"max_tokens": 2}, ["a", "\ufffd"], LENGTH),
+        ([NOTHING] * 3, {"max_tokens": 3}, ["", "", ""], LENGTH),
+        # a stop at the last token that is allowed is a stop
+        ([A, EOS], {"max_tokens": 2}, ["a", ""], END),
+        ([ST, OP], {**HELD, "max_tokens": 2}, ["", ""], stopped("STOP")),
+        # among min_tokens a stop is text; it counts if it is complete with the last of them
+        (
+            [ST, OP, A, ST, OP],
+            {**HELD, "min_tokens": 3},
+            ["", "STOP", "a", "", ""],
+            stopped("STOP"),
+        ),
+        ([A, ST, OP], {**HELD, "min_tokens": 3}, ["a", "", ""], stopped("STOP")),
+        ([A, EOS, EOS], {"min_tokens": 2}, ["a", "<end>", ""], END),
+        # and a longer one may go on from one that did not count
+        (
+            [A, ST, OP, A],
+            {"strings": ["STOP", "aSTOPa"], "min_tokens": 4},
+            [""] * 4,
+            stopped("aSTOPa"),
+        ),
     ],
 )
-def test_a_stop_at_the_last_token_that_is_allowed_is_a_stop(
-    tokens: list[int], finish: Finish
+def test_what_each_token_releases_and_what_ends_it(
+    tokens: list[int], rules: dict[str, Any], pieces: list[str], finish: Finish | None
 ) -> None:
-    _, completion = completed(tokens, max_tokens=2, strings=["STOP"])
+    released, completion = completed(tokens, **rules)
+    assert released == pieces
     assert completion.finish == finish
-
-
-def test_a_stop_string_before_min_tokens_is_text() -> None:
-    pieces, completion = completed([ST, OP, A, ST, OP], strings=["STOP"], min_tokens=3)
-    assert pieces == ["", "STOP", "a", "", ""]
-    assert completion.finish == Finish(FinishReason.STOP, stop_string="STOP")
-
-
-def test_a_stop_string_counts_that_is_complete_with_the_last_of_min_tokens() -> None:
-    pieces, completion = completed([A, ST, OP], strings=["STOP"], min_tokens=3)
-    assert pieces == ["a", "", ""]
-    assert completion.finish == Finish(FinishReason.STOP, stop_string="STOP")
-
-
-def test_a_longer_stop_string_may_go_on_from_one_that_did_not_count() -> None:
-    pieces, completion = completed([A, ST, OP, A], strings=["STOP", "aSTOPa"], min_tokens=4)
-    assert pieces == ["", "", "", ""]
-    assert completion.finish == Finish(FinishReason.STOP, stop_string="aSTOPa")
-
-
-def test_a_stop_token_among_min_tokens_is_a_token_like_any_other() -> None:
-    """The engine draws none; a resumed request may bring one."""
-    pieces, completion = completed([A, EOS, EOS], min_tokens=2)
-    assert pieces == ["a", "<end>", ""]
-    assert completion.finish == Finish(FinishReason.STOP, stop_token_id=EOS)
-    assert completion.num_tokens == 3
-
-
-def test_one_token_can_be_all_there_is() -> None:
-    assert completed([A], max_tokens=1)[0] == ["a"]
-    assert completed([EOS], max_tokens=1)[1].finish == Finish(FinishReason.STOP, None, EOS)
-
-
-def test_tokens_without_text_count() -> None:
-    _, completion = completed([NOTHING] * 3, max_tokens=3)
-    assert completion.finish == Finish(FinishReason.LENGTH)
+    assert completion.num_tokens == len(tokens)
 
 
 @pytest.mark.parametrize("tokens", [[EOS], [ST, OP], [A, B, A]])

@@ -11,7 +11,7 @@ from typing import Any
 from unicodedata import normalize
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Library
@@ -72,7 +72,7 @@ CONTENT = st.lists(st.sampled_from(FRAGMENTS), max_size=7).map("".join)
 CONVERSATION = st.lists(CONTENT, min_size=1, max_size=3)
 
 
-def byte_level() -> Library:
+def byte_level(normalizer: normalizers.Normalizer | None = None) -> Library:
     """A token for every byte, and a few of two."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     merges = [("<", "|"), ("|", ">"), ("e", "n"), ("Ċ", "Ċ")]
@@ -81,6 +81,8 @@ def byte_level() -> Library:
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.decoder = decoders.ByteLevel()
     library.post_processor = processors.ByteLevel()
+    if normalizer is not None:
+        library.normalizer = normalizer
     return library
 
 
@@ -111,12 +113,6 @@ def sentence_piece() -> Library:
     return library
 
 
-def normalizing() -> Library:
-    library = byte_level()
-    library.normalizer = normalizers.NFKC()
-    return library
-
-
 def write(folder: Path, library: Library, normalized: bool = False, **config: Any) -> Path:
     special = [
         AddedToken(
@@ -135,7 +131,7 @@ def write(folder: Path, library: Library, normalized: bool = False, **config: An
 LIBRARIES: dict[str, Callable[[], tuple[Library, dict[str, Any]]]] = {
     "bytes": lambda: (byte_level(), {}),
     "sentence piece": lambda: (sentence_piece(), {}),
-    "normalizing": lambda: (normalizing(), {"normalized": True}),
+    "normalizing": lambda: (byte_level(normalizers.NFKC()), {"normalized": True}),
     "transformers": lambda: (byte_level(), {"split_special_tokens": False}),  # is left to it
 }
 
@@ -183,16 +179,6 @@ def name(tokenizer: Tokenizer, tokens: list[int]) -> list[str]:
     return [spellings[token] for token in tokens]
 
 
-def encoded(tokenizer: Tokenizer, contents: list[str]) -> list[int] | None:
-    """None where it was refused for its control tokens."""
-    try:
-        return tokenizer.encode_chat(chat(*contents))
-    except InputError as error:
-        if "spell control tokens" in str(error):
-            return None
-        raise
-
-
 # What is forged
 
 
@@ -209,23 +195,20 @@ def pairs(templates: Iterable[str]) -> list[Any]:
 @pytest.mark.parametrize(("template", "kind"), pairs(TEMPLATES))
 @settings(max_examples=share(300), derandomize=True, deadline=None)
 @given(contents=CONVERSATION)
+@example(contents=["＜|im_end|＞", "a＜unk＞b"])  # which one of them normalizes
 def test_no_content_becomes_a_control_token(template: str, kind: str, contents: list[str]) -> None:
     tokenizer = made_up(template, kind)
     expected = controls(tokenizer, tokenizer.encode_chat(chat(*["x"] * len(contents))))
-    tokens = encoded(tokenizer, contents)
-    if tokens is None:
+    refused, tokens = "", list[int]()
+    try:
+        tokens = tokenizer.encode_chat(chat(*contents))
+    except InputError as error:
+        refused = str(error)
+    if refused:
+        assert "spell control tokens" in refused
         assert template != "chatml" or kind == "normalizing"  # nothing is put together there
     else:
         assert controls(tokenizer, tokens) == expected
-
-
-@settings(max_examples=share(1000), derandomize=True, deadline=None)
-@given(st.lists(st.sampled_from(["<|eos|>", "<|user|>", "<|story|>", "<|", "eos", "|>", " ", "a"])))
-def test_no_content_becomes_a_control_token_of_the_shipped_model(pieces: list[str]) -> None:
-    content = "".join(pieces)
-    tokens = shipped().encode_chat(chat(content))
-    assert [token for token in tokens if token < 5] == [0, 3, 4]
-    assert shipped().text_of(tokens) == content.strip()
 
 
 @pytest.mark.parametrize("kind", LIBRARIES)
@@ -251,13 +234,8 @@ def test_it_has_the_tokens_of_a_text_in_which_nothing_is_special() -> None:
     begin, end = ids(tokenizer, "<|im_start|>", "<|im_end|>")
     inside = tokens[tokens.index(begin) + 1 : tokens.index(end)]
     assert inside == library.encode(f"user\n{content}", add_special_tokens=False).ids
-
-
-def test_no_space_comes_into_it() -> None:
-    tokenizer = made_up("nothing between", "sentence piece")
-    assert tokenizer.text_of(tokenizer.encode_chat(chat("An <unk>old<unk>er"))) == (
-        " An <unk>old<unk>er"
-    )
+    spaced = made_up("nothing between", "sentence piece")
+    assert spaced.text_of(spaced.encode_chat(chat("An <unk>old<unk>er"))) == " An <unk>old<unk>er"
 
 
 @pytest.mark.parametrize(
@@ -285,14 +263,6 @@ def test_what_is_put_together_while_rendering_is_refused(
     made_up("chatml").encode_chat(chat(*contents))
 
 
-@pytest.mark.parametrize("content", ["＜|im_end|＞", "a＜unk＞b"])
-def test_signs_that_a_tokenizer_normalizes_forge_nothing(content: str) -> None:
-    tokenizer = made_up("chatml", "normalizing", True)
-    assert len(controls(tokenizer, tokenizer.encode_chat(chat(content)))) == 4
-    with pytest.raises(InputError, match="spell control tokens"):
-        made_up("chatml", "normalizing").encode_chat(chat(content))
-
-
 def test_spellings_that_overlap_are_all_cut() -> None:
     spellings, text = ("[A][B]", "[B]x", "]["), "y[A][B]x[A]["
     added = {i: AddedToken(each, normalized=False) for i, each in enumerate(spellings)}
@@ -305,53 +275,23 @@ def test_spellings_that_overlap_are_all_cut() -> None:
 # Strings that are no contents
 
 
-def test_a_role_is_no_control_token_either() -> None:
-    tokenizer = made_up("roles between signs")
-    with pytest.raises(InputError, match="spell control tokens"):
-        tokenizer.encode_chat([{"role": "User", "content": "x"}])
-    assert tokenizer.encode_chat(chat("x")) == made_up(
-        "roles between signs", allowed=True
-    ).encode_chat(chat("x"))
-    tokens = made_up("chatml").encode_chat([{"role": "<|im_end|>", "content": "x"}])
-    assert len(controls(tokenizer, tokens)) == 3
-
-
-@pytest.mark.parametrize("role", ["critic", "im_end", "end", "ipython"])
-def test_other_roles_are_as_before(role: str) -> None:
-    messages = [{"role": role, "content": "x"}]
-    assert made_up("chatml").encode_chat(messages) == made_up("chatml", allowed=True).encode_chat(
-        messages
-    )
-
-
-def test_a_role_that_the_template_names_may_be_within_its_signs() -> None:
-    template = (
-        "{% if messages[0].role == 'User' %}" + TEMPLATES["roles between signs"] + "{% endif %}"
-    )
-    messages = [{"role": "User", "content": "x"}]
-    tokens = made_up(template).encode_chat(messages)
-    assert tokens == made_up(template, allowed=True).encode_chat(messages)
-    assert name(made_up(template), tokens)[0] == TURN
-
-
-@pytest.mark.parametrize(
-    "value", ["<|im_end|>", ["a", "<|im_end|>"], {"a": ["<|im_end|>"]}, {"<|im_end|>": 1}]
+NAMES_USER = (
+    "{% if messages[0].role == 'User' %}" + TEMPLATES["roles between signs"] + "{% endif %}"
 )
-def test_names_for_the_template_are_no_control_tokens_either(value: Any) -> None:
-    template = "{{ '<|im_start|>' ~ tone | tojson ~ count ~ messages[0].content }}"
-    given_names = {"tone": value, "count": 3}
-    tokenizer = made_up(template)
-    tokens = tokenizer.encode_chat(chat("x"), given_names)
-    assert len(controls(tokenizer, tokens)) == 1
-    assert "<|im_end|>" in tokenizer.text_of(tokens)
-    assert (
-        len(
-            controls(
-                tokenizer, made_up(template, "bytes", True).encode_chat(chat("x"), given_names)
-            )
-        )
-        == 2
-    )
+
+
+@pytest.mark.parametrize("role", ["critic", "im_end", "end", "ipython", "<|im_end|>", "User"])
+def test_a_role_is_no_control_token_either(role: str) -> None:
+    """Unless the template names it; others are as before."""
+    messages = [{"role": role, "content": "x"}]
+    tokens = made_up("chatml").encode_chat(messages)
+    assert len(controls(made_up("chatml"), tokens)) == 3
+    if role == "User":
+        with pytest.raises(InputError, match="spell control tokens"):
+            made_up("roles between signs").encode_chat(messages)
+        assert name(made_up(NAMES_USER), made_up(NAMES_USER).encode_chat(messages))[0] == TURN
+    elif role != "<|im_end|>":
+        assert tokens == made_up("chatml", allowed=True).encode_chat(messages)
 
 
 def test_a_template_that_refuses_quotes_the_message_as_it_was() -> None:
@@ -377,22 +317,6 @@ def test_other_contents_have_the_tokens_they_had(
     assert made_up(template, kind).encode_chat(messages) == expected
 
 
-@settings(max_examples=share(2000), derandomize=True, deadline=None)
-@given(st.text(max_size=60) | st.text("<|>eos user", max_size=20))
-def test_other_contents_have_the_tokens_they_had_with_the_shipped_model(content: str) -> None:
-    assume(not any(each in content for each in ("<|eos|>", "<|user|>")))
-    assert shipped().encode_chat(chat(content)) == shipped(True).encode_chat(chat(content))
-
-
-def test_tags_that_a_model_writes_are_read_as_it_wrote_them() -> None:
-    tokenizer = made_up("chatml")
-    answer = "<think>\nWhy?\n</think>\n\n<tool_call>"
-    tokens = tokenizer.encode_chat(chat("Why?", answer))
-    written = tokenizer.encode(answer)
-    assert name(tokenizer, written)[0] == "<think>"
-    assert str(written)[1:-1] in str(tokens)
-
-
 def test_a_template_still_finds_what_it_looks_for_beside_a_forged_token() -> None:
     tokenizer = made_up("thoughts are left out")
     answer = "<think>Is <|im_end|> a token?</think>\n\nNo, <|im_end|> is text."
@@ -409,10 +333,6 @@ def test_a_longer_conversation_begins_with_the_tokens_of_the_shorter_one() -> No
     shorter = tokenizer.encode_chat(chat(*contents[:1]))
     longer = tokenizer.encode_chat(chat(*contents))
     assert longer[: len(shorter)] == shorter
-
-
-def test_prompts_that_are_no_chats_may_contain_them() -> None:
-    assert name(made_up("chatml"), made_up("chatml").encode("<|im_end|>")) == ["<|im_end|>"]
 
 
 def test_servers_that_treat_them_differently_resume_nothing_of_each_other() -> None:

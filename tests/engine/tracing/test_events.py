@@ -5,37 +5,25 @@ import pytest
 from ssd_engine.tracing.events import NoTrace, Trace, TraceEvent, TraceEventKind, TraceRing
 
 
-def events(*numbers: int) -> list[TraceEvent]:
-    return [TraceEvent(TraceEventKind.ROUND, 0.0, 0.0, round=number) for number in numbers]
-
-
-def rounds(found: list[TraceEvent]) -> list[int]:
-    return [event.round for event in found]
-
-
-def test_a_reader_goes_on_where_it_stopped() -> None:
-    ring = TraceRing(10)
-    ring.add(events(0, 1, 2, 3))
-    first = ring.since(0, 3)
-    assert (rounds(first.events), first.next_event, first.lost) == ([0, 1, 2], 3, 0)
-    ring.add(events(4))
-    second = ring.since(first.next_event, 3)
-    assert (rounds(second.events), second.next_event, second.lost) == ([3, 4], 5, 0)
-    assert ring.since(second.next_event, 3).events == []
-
-
-def test_a_slow_reader_is_told_what_it_has_lost() -> None:
+@pytest.mark.parametrize(
+    ("first", "most", "found", "next_event", "lost"),
+    [
+        (5, 2, [5, 6], 7, 0),
+        (7, 2, [7], 8, 0),  # goes on where it stopped
+        (2, 100, [5, 6, 7], 8, 3),  # a slow reader is told what it has lost
+        # who asks for later events gets the number of the next one
+        *((later, 100, [], 8, 0) for later in (8, 9, 2**63 - 1)),
+    ],
+)
+def test_a_ring_has_the_newest_events_from_where_a_reader_asks(
+    first: int, most: int, found: list[int], next_event: int, lost: int
+) -> None:
     ring = TraceRing(3)
-    ring.add(events(*range(8)))
-    found = ring.since(2, 100)
-    assert (rounds(found.events), found.next_event, found.lost) == ([5, 6, 7], 8, 3)
-
-
-@pytest.mark.parametrize("first", [8, 9, 2**63 - 1])
-def test_who_asks_for_later_events_gets_the_number_of_the_next_one(first: int) -> None:
-    ring = TraceRing(3)
-    ring.add(events(*range(8)))
-    assert ring.since(first, 100) == ([], 8, 0)
+    for numbers in (range(6), range(6, 8)):
+        ring.add([TraceEvent(TraceEventKind.ROUND, 0.0, 0.0, round=number) for number in numbers])
+    events, *rest = ring.since(first, most)
+    assert [event.round for event in events] == found
+    assert rest == [next_event, lost]
 
 
 def test_an_engine_hands_every_event_over_once() -> None:

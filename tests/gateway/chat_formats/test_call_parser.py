@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -24,14 +23,6 @@ def parser_of(name: str) -> Callable[[], ChatParser]:
     return lambda: ChatParser(ReasoningParser(Thinking.NEVER), form.parser(NAMES))
 
 
-def hermes(text: str) -> dict[str, Any]:
-    return message_however_cut(parser_of("hermes"), text)
-
-
-def llama3(text: str) -> dict[str, Any]:
-    return message_however_cut(parser_of("llama3"), text)
-
-
 def tagged(name: str, arguments: str) -> str:
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
@@ -41,31 +32,58 @@ def bare(name: str, arguments: str) -> str:
 
 
 BOTH = [("weather", ARGUMENTS), ("time", "{}")]
+FIRST, SECOND = (tagged(*each) for each in BOTH)
+OBJECTS = [bare(*each) for each in BOTH]
 
 
-def test_two_calls_of_hermes_after_content() -> None:
-    text = "Let me see.\n" + "\n".join(tagged(*each) for each in BOTH) + "\n"
-    assert hermes(text) == {"reasoning": "", "content": "Let me see.\n", "calls": BOTH}
-
-
-@pytest.mark.parametrize("lead", ["", "\n", "<|python_tag|>", "<|python_tag|> "])
-@pytest.mark.parametrize("separator", ["; ", ";", "\n"])
-def test_two_calls_of_llama(lead: str, separator: str) -> None:
-    message = llama3(lead + separator.join(bare(*each) for each in BOTH))
-    assert (message["content"].strip(), message["calls"]) == ("", BOTH)
-
-
-def test_content_before_the_tag_of_llama_stays() -> None:
-    message = llama3("So: {1}. <|python_tag|>" + bare(*BOTH[0]))
-    assert (message["content"], message["calls"]) == ("So: {1}. ", BOTH[:1])
-
-
-def test_keys_in_any_order() -> None:
-    text = '<tool_call>{ "id" : 7, "arguments":{"a": 1} ,"type":"function", "name" :"time"}'
-    assert hermes(text)["calls"] == [("time", '{"a": 1}')]
-    assert llama3('{"type": "function", "name": "time", "parameters": { }}')["calls"] == [
-        ("time", "{ }")
-    ]
+@pytest.mark.parametrize(
+    ("form", "text", "content", "calls"),
+    [
+        ("hermes", f"Let me see.\n{FIRST}\n{SECOND}\n", "Let me see.\n", BOTH),
+        ("llama3", "; ".join(OBJECTS), "", BOTH),
+        ("llama3", "\n" + ";".join(OBJECTS), "", BOTH),
+        ("llama3", "<|python_tag|>" + "\n".join(OBJECTS), "", BOTH),
+        ("llama3", "<|python_tag|> " + "; ".join(OBJECTS), "", BOTH),
+        ("llama3", f"So: {{1}}. <|python_tag|>{OBJECTS[0]}", "So: {1}.", BOTH[:1]),
+        # Keys in any order.
+        (
+            "hermes",
+            '<tool_call>{ "id" : 7, "arguments":{"a": 1} ,"type":"function", "name" :"time"}',
+            "",
+            [("time", '{"a": 1}')],
+        ),
+        (
+            "llama3",
+            '{"type": "function", "name": "time", "parameters": { }}',
+            "",
+            [("time", "{ }")],
+        ),
+        # Text around calls is kept.
+        (
+            "hermes",
+            f"a{FIRST}\n b <tool_call>no</tool_call>{SECOND}c",
+            "a\n b <tool_call>no</tool_call>c",
+            BOTH,
+        ),
+        ("llama3", f"{OBJECTS[0]}; so", "so", BOTH[:1]),
+        # Arguments that break end there.
+        ("hermes", tagged("time", '{"a": tru}'), "}}\n</tool_call>", [("time", '{"a": tru')]),
+        ("hermes", tagged("time", '{"a": 01}'), "}}\n</tool_call>", [("time", '{"a": 01')]),
+        ("hermes", tagged("time", '{"a": "\\x"}'), 'x"}}\n</tool_call>', [("time", '{"a": "\\')]),
+        (
+            "hermes",
+            tagged("time", '{"a": 1,}, "b": 2}'),
+            '}, "b": 2}}\n</tool_call>',
+            [("time", '{"a": 1,')],
+        ),
+    ],
+)
+def test_what_is_a_call_is_told_however_it_is_cut(
+    form: str, text: str, content: str, calls: list[tuple[str, str]]
+) -> None:
+    message = message_however_cut(parser_of(form), text)
+    assert (message["content"].strip(), message["calls"]) == (content.strip(), calls)
+    assert message["reasoning"] == ""
 
 
 NO_CALLS = [
@@ -81,7 +99,7 @@ NO_CALLS = [
     '<tool_call>\n{"name": "weather", "colour": 1, "arguments": {}}',
     '<tool_call>\n{"name": "weather", "argu',
     '<tool_call>\n{"arguments": {"a": 1}, "name": "rm"}\n</tool_call>',
-    '<tool_call>\n{"name": "' + "x" * 2000,
+    '<tool_call>\n{"name": "' + "x" * 1100,
     '{"answer": {"name": "weather", "parameters": {}}}',
     '{"name": "weather", "name": "time"}',
     '{"name": "weather"',
@@ -94,33 +112,10 @@ NO_CALLS = [
 
 
 @pytest.mark.parametrize("text", NO_CALLS)
-@pytest.mark.parametrize("read", [hermes, llama3])
-def test_what_is_no_call_is_content(text: str, read: Callable[[str], dict[str, Any]]) -> None:
-    assert read(text) == {"reasoning": "", "content": text, "calls": []}
-
-
-def test_text_around_calls_is_kept() -> None:
-    first, second = tagged(*BOTH[0]), tagged(*BOTH[1])
-    assert hermes(f"a{first}\n b <tool_call>no</tool_call>{second}c") == {
-        "reasoning": "",
-        "content": "a\n b <tool_call>no</tool_call>c",
-        "calls": BOTH,
-    }
-    assert llama3(bare(*BOTH[0]) + "; so")["content"] == " so"
-
-
-@pytest.mark.parametrize(
-    ("broken", "arguments", "rest"),
-    [
-        ('{"a": 1,}, "b": 2}', '{"a": 1,', '}, "b": 2}}\n</tool_call>'),
-        ('{"a": tru}', '{"a": tru', "}}\n</tool_call>"),
-        ('{"a": 01}', '{"a": 01', "}}\n</tool_call>"),
-        ('{"a": "\\x"}', '{"a": "\\', 'x"}}\n</tool_call>'),
-    ],
-)
-def test_arguments_that_break_end_there(broken: str, arguments: str, rest: str) -> None:
-    message = hermes(tagged("time", broken))
-    assert message == {"reasoning": "", "content": rest, "calls": [("time", arguments)]}
+@pytest.mark.parametrize("form", TOOL_FORMATS)
+def test_what_is_no_call_is_content(text: str, form: str) -> None:
+    message = message_however_cut(parser_of(form), text)
+    assert message == {"reasoning": "", "content": text, "calls": []}
 
 
 def test_a_call_that_is_cut_keeps_what_is_there() -> None:

@@ -13,45 +13,32 @@ from ssd_gateway.chat_formats.registry import TOOL_FORMATS
 from tests.gateway.chat_formats.pieces import message_however_cut, message_of
 from tests.suite.scale import share
 
+MAYBE, INSIDE, NEVER = Thinking.MAYBE, Thinking.INSIDE, Thinking.NEVER
 
-def split(text: str, thinking: Thinking) -> tuple[str, str]:
+
+@pytest.mark.parametrize(
+    ("thinking", "text", "reasoning", "content"),
+    [
+        (MAYBE, "<think>\nA hen?\n\nYes.\n</think>\n\nIt is.\n", "A hen?\n\nYes.", "It is.\n"),
+        (MAYBE, "\n<think>a < b</think>c", "a < b", "c"),
+        (MAYBE, "<think></think>\n\nc", "", "c"),
+        (MAYBE, "<think>cut\n", "cut", ""),
+        (MAYBE, "<think>cut</thi", "cut</thi", ""),
+        (MAYBE, " No thoughts: <think>x</think>", "", " No thoughts: <think>x</think>"),
+        (MAYBE, "<thin", "", "<thin"),
+        (MAYBE, "", "", ""),
+        (INSIDE, "\nSo.\n</think>\n\nYes</think>", "So.", "Yes</think>"),
+        (INSIDE, "<think>\nSo.</think>Yes", "So.", "Yes"),
+        (INSIDE, "never closed\n", "never closed", ""),
+        (INSIDE, "</think>Yes", "", "Yes"),
+        (NEVER, "<think>a</think>\n\nb", "", "<think>a</think>\n\nb"),
+    ],
+)
+def test_thoughts_are_told_apart_from_the_answer(
+    thinking: Thinking, text: str, reasoning: str, content: str
+) -> None:
     message = message_however_cut(lambda: ChatParser(ReasoningParser(thinking), None), text)
-    return message["reasoning"], message["content"]
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("<think>\nA hen?\n\nYes.\n</think>\n\nIt is.\n", ("A hen?\n\nYes.", "It is.\n")),
-        ("\n<think>a < b</think>c", ("a < b", "c")),
-        ("<think></think>\n\nc", ("", "c")),
-        ("<think>cut\n", ("cut", "")),
-        ("<think>cut</thi", ("cut</thi", "")),
-        (" No thoughts: <think>x</think>", ("", " No thoughts: <think>x</think>")),
-        ("<thin", ("", "<thin")),
-        ("", ("", "")),
-    ],
-)
-def test_answers_that_may_begin_with_thoughts(text: str, expected: tuple[str, str]) -> None:
-    assert split(text, Thinking.MAYBE) == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("\nSo.\n</think>\n\nYes</think>", ("So.", "Yes</think>")),
-        ("<think>\nSo.</think>Yes", ("So.", "Yes")),
-        ("never closed\n", ("never closed", "")),
-        ("</think>Yes", ("", "Yes")),
-    ],
-)
-def test_answers_that_begin_within_thoughts(text: str, expected: tuple[str, str]) -> None:
-    assert split(text, Thinking.INSIDE) == expected
-
-
-def test_without_thoughts_a_text_is_as_it_was() -> None:
-    text = "<think>a</think>\n\nb"
-    assert split(text, Thinking.NEVER) == ("", text)
+    assert (message["reasoning"], message["content"]) == (reasoning, content)
 
 
 def test_calls_follow_thoughts() -> None:

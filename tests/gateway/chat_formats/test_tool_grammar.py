@@ -1,5 +1,6 @@
 """Grammars of calls, held against texts by the library that targets use, byte by byte."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -79,60 +80,41 @@ def written(form: str, calls: list[tuple[str, str]]) -> str:
 
 def read(form: str, text: str) -> list[tuple[str, str]]:
     calls = TOOL_FORMATS[form].parser({tool.name for tool in TOOLS})
-    found: list[tuple[str, str]] = message_of(
-        ChatParser(ReasoningParser(Thinking.MAYBE), calls), [text]
-    )["calls"]
-    return found
+    parser = ChatParser(ReasoningParser(Thinking.MAYBE), calls)
+    return list(message_of(parser, [text])["calls"])
 
 
 both = pytest.mark.parametrize("form", sorted(TOOL_FORMATS))
 
 
 @both
-def test_calls_alone(form: str) -> None:
-    grammar = calls_alone(TOOL_FORMATS[form], TOOLS, True, Thinking.NEVER)
+@pytest.mark.parametrize("make", [calls_alone, calls_in_text])
+def test_calls_follow_their_grammar(form: str, make: Callable[..., str]) -> None:
+    this = TOOL_FORMATS[form]
+    many, once = (make(this, TOOLS, parallel, Thinking.NEVER) for parallel in (True, False))
     for calls in (GOOD, *([each] for each in GOOD)):
         text = written(form, calls)
-        assert verdict(grammar, text) == "whole"
+        assert verdict(many, text) == "whole"
         assert read(form, text) == calls
-        first = written(form, calls[:1])
-        assert {verdict(grammar, first[:end]) for end in range(len(first))} == {"begun"}
-    for text in ("Hm", written(form, GOOD) + "x", "<think>"):
-        assert verdict(grammar, text) == "wrong"
+    assert verdict(once, written(form, GOOD[:1])) == "whole"
+    assert verdict(once, written(form, GOOD[:2])) == "wrong"
+    for call in BAD:
+        for calls in ([call], [GOOD[0], call]):
+            assert verdict(many, written(form, calls)) == "wrong"
+    assert verdict(many, written(form, GOOD[:1]) + " Hi") == "wrong"
 
 
 @both
-@pytest.mark.parametrize("call", BAD)
-def test_no_other_call_is_allowed(form: str, call: tuple[str, str]) -> None:
-    for make in (calls_alone, calls_in_text):
-        grammar = make(TOOL_FORMATS[form], TOOLS, True, Thinking.NEVER)
-        assert verdict(grammar, written(form, [call])) == "wrong"
-        assert verdict(grammar, written(form, [GOOD[0], call])) == "wrong"
-
-
-@both
-def test_one_call_at_most(form: str) -> None:
-    for make in (calls_alone, calls_in_text):
-        grammar = make(TOOL_FORMATS[form], TOOLS, False, Thinking.NEVER)
-        assert verdict(grammar, written(form, GOOD[:1])) == "whole"
-        assert verdict(grammar, written(form, GOOD[:2])) == "wrong"
-
-
-@both
-def test_text_is_free_until_it_comes_to_a_call(form: str) -> None:
+def test_text_is_free_until_it_comes_to_a_call_unless_there_are_calls_alone(form: str) -> None:
     this = TOOL_FORMATS[form]
-    grammar = calls_in_text(this, TOOLS, True, Thinking.NEVER)
-    trigger = "" if form == "hermes" else this.trigger
-    for text in (
-        "",
-        "Hi {1} é <tool>\n",
-        written(form, GOOD),
-        f"So: {trigger}{written(form, GOOD)}",
-    ):
-        assert verdict(grammar, text) == "whole"
-    assert verdict(grammar, f"So: {this.trigger}") == "begun"
-    assert verdict(grammar, f"So: {this.trigger}Hi") == "wrong"
-    assert verdict(grammar, written(form, GOOD[:1]) + " Hi") == "wrong"
+    alone, free = (make(this, TOOLS, True, Thinking.NEVER) for make in (calls_alone, calls_in_text))
+    calls, trigger = written(form, GOOD), "" if form == "hermes" else this.trigger
+    assert {verdict(alone, calls[:end]) for end in range(20)} == {"begun"}
+    for text in ("Hi {1} é <tool>\n", f"So: {trigger}{calls}", "<think>"):
+        assert (verdict(alone, text), verdict(free, text)) == ("wrong", "whole")
+    assert verdict(free, "") == "whole"
+    assert verdict(free, f"So: {this.trigger}") == "begun"
+    assert verdict(free, f"So: {this.trigger}Hi") == "wrong"
 
 
 ANSWER = {"type": "object", "properties": {"sky": {"enum": ["blue", "grey"]}}, "required": ["sky"]}
@@ -145,9 +127,6 @@ def test_calls_or_an_answer_that_has_a_schema(form: str) -> None:
     assert verdict(grammar, answer) == verdict(grammar, written(form, GOOD)) == "whole"
     assert verdict(grammar, "Hi") == verdict(grammar, '{"sky": "red') == "wrong"
     assert read(form, answer) == []  # it is text
-    calls = TOOL_FORMATS[form].parser({tool.name for tool in TOOLS})
-    parser = ChatParser(ReasoningParser(Thinking.NEVER), calls)
-    assert message_of(parser, list(answer))["content"] == answer
 
 
 @pytest.mark.parametrize(
@@ -174,16 +153,15 @@ def test_an_answer_of_llama_that_begins_with_an_object_is_a_call() -> None:
 
 @both
 @pytest.mark.parametrize("make", [calls_alone, calls_in_text])
-def test_thoughts_come_first(form: str, make: object) -> None:
-    assert callable(make)
+def test_thoughts_come_first(form: str, make: Callable[..., str]) -> None:
     calls = written(form, GOOD)
-    may = make(TOOL_FORMATS[form], TOOLS, True, Thinking.MAYBE)
-    inside = make(TOOL_FORMATS[form], TOOLS, True, Thinking.INSIDE)
+    may, inside = (
+        make(TOOL_FORMATS[form], TOOLS, True, each) for each in (Thinking.MAYBE, Thinking.INSIDE)
+    )
     assert verdict(may, calls) == "whole"
     assert verdict(may, f"<think>\nHm {{é\n</think>\n\n{calls}") == "whole"
     assert verdict(inside, f"\nHm <tool_call> {{é\n</think>\n\n{calls}") == "whole"
     assert verdict(inside, calls) == "begun"
-    for text in ("<think></think><tool_call>x", "<think></think>{x"):
-        assert (
-            verdict(calls_alone(TOOL_FORMATS[form], TOOLS, True, Thinking.MAYBE), text) == "wrong"
-        )
+    if make is calls_alone:
+        for text in ("<think></think><tool_call>x", "<think></think>{x"):
+            assert verdict(may, text) == "wrong"

@@ -1,20 +1,18 @@
 """Idle connections make room for newcomers: nobody can lock the others out by holding them."""
 
-import http.client
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 
 import pytest
 
-from ssd.v1 import target_pb2 as pb
 from ssd_gateway.http import connections
 from ssd_gateway.http.connections import Connections, most_connections
-from tests.gateway.scripted_model import ScriptedModel, serving
+from tests.client.scripted_target import serve
+from tests.gateway.callers import ask, connect
 from tests.processes import GatewayProcess, gateway
-from tests.waiting import HANG_SECONDS, wait_until
+from tests.waiting import wait_until
 
 MOST = 8
 
@@ -22,48 +20,49 @@ MOST = 8
 @dataclass(eq=False)
 class Peer:
     host: str
-    name: str = ""
-    aborted: list[str] = field(default_factory=list)
+    name: str
+    aborted: list[str]
 
     def abort(self) -> None:
         self.aborted.append(self.name)
 
 
+class Crowd:
+    """Connections by their names, whose first letters are their hosts."""
+
+    def __init__(self, most: int) -> None:
+        self.gone, self.reasons = list[str](), list[str]()
+        self.all = Connections(most, self.reasons.append)
+        self.peers: dict[str, Peer] = {}
+
+    def add(self, *names: str) -> list[bool]:
+        self.peers |= {name: Peer(name[0], name, self.gone) for name in names}
+        return [self.all.add(self.peers[name]) for name in names]
+
+
 def test_the_oldest_that_waits_of_the_host_with_most_makes_room() -> None:
-    gone: list[str] = []
-    reasons: list[str] = []
-    peers = Connections(4, reasons.append)
-    one, two, three = (Peer("a", name, gone) for name in ("a1", "a2", "a3"))
-    other = Peer("b", "b1", gone)
-    for each in (other, one, two, three):
-        assert peers.add(each)
-    peers.works(one)
-    peers.works(two)
-    peers.waits(two)  # it has answered: it is the youngest that waits
-    assert peers.add(Peer("c", "c1", gone))
-    assert gone == ["a3"]
-    assert peers.add(Peer("c", "c2", gone))
-    assert gone == ["a3", "a2"]
-    assert reasons == ["idle", "idle"]
-    peers.remove(three)  # its connection is lost: that is no other one's room
-    peers.remove(two)
-    assert peers.add(Peer("d", "d1", gone))
-    assert gone == ["a3", "a2", "c1"]
+    crowd = Crowd(4)
+    assert crowd.add("b1", "a1", "a2", "a3") == [True] * 4
+    for name in ("a1", "a2"):
+        crowd.all.works(crowd.peers[name])
+    crowd.all.waits(crowd.peers["a2"])  # it has answered: it is the youngest that waits
+    assert crowd.add("c1", "c2") == [True] * 2
+    assert (crowd.gone, crowd.reasons) == (["a3", "a2"], ["idle", "idle"])
+    for name in ("a3", "a2"):  # their connections are lost: that is no other one's room
+        crowd.all.remove(crowd.peers[name])
+    assert crowd.add("d1") == [True]
+    assert crowd.gone == ["a3", "a2", "c1"]
 
 
 def test_what_works_makes_no_room() -> None:
-    gone: list[str] = []
-    reasons: list[str] = []
-    peers = Connections(1, reasons.append)
-    one = Peer("a", "a1", gone)
-    assert peers.add(one)
-    peers.works(one)
-    assert not peers.add(Peer("b", "b1", gone))
-    assert (gone, reasons) == (["b1"], ["full"])
-    peers.remove(one)
-    peers.works(one)  # it is gone: that changes nothing
-    peers.waits(one)
-    assert peers.add(Peer("b", "b2", gone))
+    crowd = Crowd(1)
+    assert crowd.add("a1") == [True]
+    crowd.all.works(crowd.peers["a1"])
+    assert crowd.add("b1") == [False]
+    assert (crowd.gone, crowd.reasons) == (["b1"], ["full"])
+    for change in (crowd.all.remove, crowd.all.works, crowd.all.waits):  # once gone, no other
+        change(crowd.peers["a1"])
+    assert crowd.add("b2") == [True]
 
 
 def test_there_are_as_many_as_there_are_descriptors_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,28 +73,26 @@ def test_there_are_as_many_as_there_are_descriptors_for(monkeypatch: pytest.Monk
 
 @pytest.fixture(scope="module")
 def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
-    folder: Path = tmp_path_factory.mktemp("crowded")
-    flags = ("--max-connections", str(MOST))
-    model = ScriptedModel(pb.ChatFormat(), lambda _: "Once")
-    with serving(model), gateway(folder, *flags, targets=[model.address]) as process:
+    folder, flags = tmp_path_factory.mktemp("crowded"), ("--max-connections", str(MOST))
+    with serve() as model, gateway(folder, *flags, targets=[model.address]) as process:
         yield process
 
 
 def test_a_request_that_is_coming_is_no_idle_connection(front: GatewayProcess) -> None:
     with ExitStack() as stack:
 
-        def asked() -> socket.socket:
+        def served() -> socket.socket:
             made = stack.enter_context(connect(front, "127.0.0.2"))
             made.sendall(ASK)
             assert b"200" in made.recv(1024)
             return made
 
-        oldest, next_one = asked(), asked()
+        oldest, next_one = served(), served()
         next_one.setblocking(False)
         oldest.sendall(UPLOAD)
         assert b"100 Continue" in oldest.recv(1024)
         while is_open(next_one):
-            asked()
+            served()
         oldest.sendall(b"{}")
         assert b"400 Bad Request" in oldest.recv(1024)
 
@@ -107,19 +104,6 @@ def is_open(connection: socket.socket) -> bool:
         return True
     except ConnectionError:
         return False
-
-
-def connect(front: GatewayProcess, host: str) -> socket.socket:
-    name, _, port = front.address.rpartition(":")
-    return socket.create_connection((name, int(port)), HANG_SECONDS, (host, 0))
-
-
-def get(front: GatewayProcess, path: str) -> tuple[int, str]:
-    host, _, port = front.address.rpartition(":")
-    connection = http.client.HTTPConnection(host, int(port), timeout=HANG_SECONDS)
-    connection.request("GET", path)
-    answer = connection.getresponse()
-    return answer.status, answer.read().decode()
 
 
 ASK = b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
@@ -148,11 +132,9 @@ def test_probes_get_through_beside_connections_that_sent(
             held = stack.enter_context(connect(front, "127.0.0.2"))
             with suppress(ConnectionError):
                 held.sendall(BEGINNINGS[beginning])
-        assert [get(front, "/health")[0] for _ in range(5)] == 5 * [200]
+        assert [ask(front, "/health").status for _ in range(5)] == 5 * [200]
         mine.sendall(ASK)  # who holds few keeps them
         assert b"200" in mine.recv(1024)
-    wait_until(
-        lambda: 'ssd_gateway_connections_dropped_total{reason="idle"}' in get(front, "/metrics")[1],
-        front.log,
-    )
+    dropped = b'ssd_gateway_connections_dropped_total{reason="idle"}'
+    wait_until(lambda: dropped in ask(front, "/metrics").read(), front.log)
     assert "made room" in front.log()

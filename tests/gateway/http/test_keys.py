@@ -1,9 +1,9 @@
 """Keys and TLS of a gateway: the tokens of the other services hold here, and at the target, too."""
 
+import json
 import ssl
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,60 +11,93 @@ from typing import Any
 import httpx2
 import openai
 import pytest
+from click.testing import CliRunner, Result
 from starlette.requests import Request
 
+from ssd_client.cli import cli
 from ssd_client.connection.security import Security
+from ssd_gateway.cli import main
 from ssd_gateway.http.keys import Keys
 from ssd_serving.security.access import Access
-from tests.processes import GatewayProcess, TargetProcess, gateway, target
+from tests.gateway.callers import ask as call
+from tests.gateway.callers import sdk_of
+from tests.processes import GatewayProcess, gateway, target
 from tests.security.certificates import Authority
 from tests.security.conftest import TOKEN_FILE, TOKENS
-from tests.waiting import HANG_SECONDS, wait_until
+from tests.waiting import wait_until
 
 PROMPT = "Once upon a time"
+Sdk = Callable[[str], openai.OpenAI]
+
+
+def write(file: Path, text: str) -> None:
+    file.write_text(text)
+    file.chmod(0o600)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("guarded")
-    (folder / "tokens.toml").write_text(TOKEN_FILE)
-    (folder / "tokens.toml").chmod(0o600)
-    (folder / "own").write_text(TOKENS["admin"])
-    (folder / "own").chmod(0o600)
+    """With tokens, and the certificates of both."""
+    folder, authority = tmp_path_factory.mktemp("guarded"), Authority("ca")
+    write(folder / "tokens.toml", TOKEN_FILE)
+    write(folder / "own", TOKENS["user"])
+    (folder / "ca.crt").write_bytes(authority.cert)
+    for name in ("gateway", "target"):
+        # The target's certificate has a name, and not its address.
+        hosts = ("localhost",) if name == "target" else ("localhost", "127.0.0.1")
+        authority.sign(name, hosts=hosts).write(folder, name)
     return folder
 
 
+def guards(folder: Path, name: str) -> tuple[str, ...]:
+    """Flags of a service that has keys and TLS."""
+    tls = ("--tls-cert", str(folder / f"{name}.crt"), "--tls-key", str(folder / f"{name}.key"))
+    return (*tls, "--token-file", str(folder / "tokens.toml"))
+
+
 @pytest.fixture(scope="module")
-def guarded_target(folder: Path) -> Iterator[TargetProcess]:
-    tokens = ("--token-file", str(folder / "tokens.toml"))
-    with target(folder / "target", *tokens) as process:
+def guarded_target(folder: Path) -> Iterator[str]:
+    """By its name."""
+    flags = (*guards(folder, "target"), "--trace-events", "5000")
+    with target(folder / "at-target", *flags, ready=False) as process:
+        yield f"dns:///localhost:{process.address.rpartition(':')[2]}"
+
+
+@contextmanager
+def before(folder: Path, name: str, *flags: str, target: str) -> Iterator[GatewayProcess]:
+    """A gateway in front of the guarded target."""
+    ca = ("--target-tls-ca", str(folder / "ca.crt"))
+    with gateway(folder / name, *ca, *flags, targets=[target], ready=False) as process:
         yield process
 
 
+def trusting(folder: Path, front: GatewayProcess) -> httpx2.Client:
+    context = ssl.create_default_context(cafile=str(folder / "ca.crt"))
+    return httpx2.Client(base_url=f"https://{front.address}", verify=context)
+
+
 @pytest.fixture(scope="module")
-def guarded(folder: Path, guarded_target: TargetProcess) -> Iterator[GatewayProcess]:
-    """Over TLS, with the same keys as its target."""
-    authority = Authority("ca")
-    cert, key = authority.sign("gateway").write(folder, "gateway")
-    (folder / "ca.crt").write_bytes(authority.cert)
-    flags = (
-        *("--token-file", str(folder / "tokens.toml")),
-        *("--tls-cert", str(cert), "--tls-key", str(key)),
-        *("--cors-origin", "https://app.example"),
-        *("--target-token-file", str(folder / "own")),
-    )
-    with gateway(
-        folder / "gateway", *flags, targets=[guarded_target.address], ready=False
-    ) as process:
-        context = ssl.create_default_context(cafile=str(folder / "ca.crt"))
-        with httpx2.Client(base_url=f"https://{process.address}", verify=context) as client:
+def guarded(folder: Path, guarded_target: str) -> Iterator[GatewayProcess]:
+    """Over TLS, with the same keys as its target. Its own tells it the load, and not a trace."""
+    own = ("--target-token-file", str(folder / "own"), "--cors-origin", "https://app.example")
+    flags = (*guards(folder, "gateway"), *own)
+    with before(folder, "at-gateway", *flags, target=guarded_target) as process:
+        with trusting(folder, process) as client:
             wait_until(lambda: client.get("/ready").status_code == 200, process.log)
         yield process
 
 
-def sdk(folder: Path, guarded: GatewayProcess, key: str) -> openai.OpenAI:
+@pytest.fixture(scope="module")
+def https(folder: Path, guarded: GatewayProcess) -> Iterator[httpx2.Client]:
+    with trusting(folder, guarded) as client:
+        yield client
+
+
+@pytest.fixture
+def sdk(folder: Path, guarded: GatewayProcess) -> Callable[[str], openai.OpenAI]:
+    """A client with this key."""
     context = ssl.create_default_context(cafile=str(folder / "ca.crt"))
-    return openai.OpenAI(
+    return lambda key: openai.OpenAI(
         base_url=f"https://{guarded.address}/v1",
         api_key=key,
         max_retries=0,
@@ -87,154 +120,127 @@ def ask(client: openai.OpenAI, **changes: Any) -> Any:
     ],
 )
 def test_a_wrong_key_is_refused(
-    folder: Path,
-    guarded: GatewayProcess,
-    key: str,
-    error: type[openai.APIStatusError],
-    code: str,
+    sdk: Sdk, key: str, error: type[openai.APIStatusError], code: str
 ) -> None:
     with pytest.raises(error) as caught:
-        ask(sdk(folder, guarded, key))
+        ask(sdk(key))
     assert caught.value.code == code
     if caught.value.status_code == 401:
         assert caught.value.response.headers["www-authenticate"] == "Bearer"
 
 
-def test_a_key_s_limits_hold_at_the_target(folder: Path, guarded: GatewayProcess) -> None:
-    small = sdk(folder, guarded, TOKENS["small"])
+def test_a_key_s_limits_hold_at_the_target(sdk: Sdk) -> None:
+    small = sdk(TOKENS["small"])
     assert ask(small).choices[0].text
     with pytest.raises(openai.BadRequestError) as caught:
         ask(small, prompt=PROMPT * 10)
     assert "may send 8" in caught.value.message
-    with small.completions.create(
-        model="stories-target",
-        prompt=PROMPT,
-        max_tokens=1500,
-        stream=True,
-        extra_body={"ignore_eos": True},
-    ) as stream:
+    with ask(small, max_tokens=1500, stream=True, extra_body={"ignore_eos": True}) as stream:
         next(iter(stream))
         with pytest.raises(openai.RateLimitError) as limited:
             ask(small)
     assert int(limited.value.response.headers["retry-after"]) >= 1
 
 
-def test_models_are_told_to_those_who_have_a_key(folder: Path, guarded: GatewayProcess) -> None:
-    user = sdk(folder, guarded, TOKENS["user"])
-    assert [model.id for model in user.models.list().data] == ["stories-target"]
-    with pytest.raises(openai.AuthenticationError):
-        sdk(folder, guarded, "none").models.list()
-
-
 def test_the_gateway_s_own_token_stands_for_keys_that_nobody_checks(
-    folder: Path, guarded_target: TargetProcess
+    folder: Path, guarded_target: str
 ) -> None:
     flags = ("--target-token-file", str(folder / "own"))
     with (
-        gateway(folder / "open", *flags, targets=[guarded_target.address]) as process,
-        openai.OpenAI(base_url=process.url + "/v1", api_key="none", max_retries=0) as client,
+        before(folder, "open", *flags, target=guarded_target) as process,
+        sdk_of(process) as client,
     ):
+        wait_until(process.is_ready, process.log)
         assert ask(client).choices[0].text
 
 
 def test_what_one_caller_s_key_has_shown_is_not_told_to_others(
-    folder: Path, guarded_target: TargetProcess
+    folder: Path, guarded_target: str
 ) -> None:
     """Of targets with keys, behind a gateway that has none and checks none."""
+    with before(folder, "keyless", target=guarded_target) as process:
+        wait_until(process.is_ready, process.log)
 
-    def told(key: str | None, path: str = "/v1/models") -> httpx2.Response:
-        headers = {} if key is None else {"authorization": f"Bearer {TOKENS[key]}"}
-        return httpx2.get(process.url + path, headers=headers, timeout=60)
+        def told(key: str | None, path: str = "/v1/models", body: Any = None) -> tuple[int, Any]:
+            headers = {"authorization": f"Bearer {TOKENS[key]}"} if key else {}
+            answer = call(process, path, body, headers)
+            return answer.status, json.load(answer)
 
-    def fleet(key: str | None) -> dict[str, Any]:
-        (target,) = told(key, "/ssd/fleet").json()["targets"]
-        return dict(target)
-
-    def unknown(key: str) -> openai.APIStatusError:
-        with (
-            openai.OpenAI(base_url=process.url + "/v1", api_key=key, max_retries=0) as client,
-            pytest.raises(openai.APIStatusError) as caught,
-        ):
-            ask(client, model="another")
-        return caught.value
-
-    with gateway(folder / "keyless", targets=[guarded_target.address]) as process:
-        assert told(None).status_code == 401
-        assert [model["id"] for model in told("user").json()["data"]] == ["stories-target"]
-        assert told(None).status_code == 401
-        assert told("expired").status_code == 401
-        assert told("link").status_code == 403
-        assert told("user", "/v1/models/stories-target").json()["id"] == "stories-target"
-        assert fleet("user")["running"] == 0
-        assert "model" not in fleet(None)
-        assert unknown("none").status_code == 401
-        assert "stories-target" in unknown(TOKENS["user"]).message
+        assert told(None)[0] == 401
+        assert [model["id"] for model in told("user")[1]["data"]] == ["stories-target"]
+        assert [told(key)[0] for key in (None, "expired", "link")] == [401, 401, 403]
+        assert told("user", "/v1/models/stories-target")[1]["id"] == "stories-target"
+        assert told("user", "/ssd/fleet")[1]["targets"][0]["running"] == 0
+        assert "model" not in told(None, "/ssd/fleet")[1]["targets"][0]
+        other = {"model": "another", "prompt": PROMPT}
+        assert told(None, "/v1/completions", other)[0] == 401
+        assert "stories-target" in str(told("user", "/v1/completions", other))
 
 
 def test_limits_that_would_hold_nowhere_are_refused(folder: Path) -> None:
-    def start(*flags: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "ssd_gateway", "serve", "--target", "127.0.0.1:1"]
-        return subprocess.run(
-            [*command, "--check-config", *flags],
-            capture_output=True,
-            text=True,
-            timeout=HANG_SECONDS,
-        )
+    def start(*flags: str) -> Result:
+        given = ["serve", "--target", "127.0.0.1:1", "--check-config", *flags]
+        return CliRunner().invoke(main, given)
 
-    limited, free = str(folder / "tokens.toml"), folder / "free.toml"
-    free.write_text(TOKEN_FILE.partition('[[token]]\nname = "small"')[0])
-    free.chmod(0o600)
-    done = start("--token-file", limited, "--no-pass-keys")
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
-    assert "--no-pass-keys: the limits of 'small' in --token-file" in line
-    assert start("--token-file", limited).returncode == 0
-    assert start("--token-file", str(free), "--no-pass-keys").returncode == 0
+    limited, free = folder / "tokens.toml", folder / "free.toml"
+    write(free, TOKEN_FILE.partition('[[token]]\nname = "small"')[0])
+    done = start("--token-file", str(limited), "--no-pass-keys")
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+    assert "--no-pass-keys: the limits of 'small' in --token-file" in done.stderr
+    assert start("--token-file", str(limited)).exit_code == 0
+    assert start("--token-file", str(free), "--no-pass-keys").exit_code == 0
 
 
-def test_the_page_needs_no_key_and_what_it_shows_does(
-    folder: Path, guarded: GatewayProcess
-) -> None:
-    context = ssl.create_default_context(cafile=str(folder / "ca.crt"))
-    with httpx2.Client(base_url=f"https://{guarded.address}", verify=context) as client:
-        assert client.get("/").status_code == 200
-        assert client.get("/health").status_code == 200
-        for path in ("/ssd/fleet", "/metrics", "/ssd/timeline"):
-            assert client.get(path).status_code == 401
-        user = {"authorization": f"Bearer {TOKENS['user']}"}
+def test_the_page_needs_no_key_and_what_it_shows_does(https: httpx2.Client) -> None:
+    for path, status in (
+        ("/", 200),
+        ("/health", 200),
+        ("/ssd/fleet", 401),
+        ("/metrics", 401),
+        ("/v1/models", 401),
+    ):
+        assert https.get(path).status_code == status
+    user, admin = ({"authorization": f"Bearer {TOKENS[name]}"} for name in ("user", "admin"))
 
-        def running() -> int:
-            (told,) = client.get("/ssd/fleet", headers=user).json()["targets"]
-            return int(told["running"])  # asked with the gateway's own token
+    def running() -> int:
+        (told,) = https.get("/ssd/fleet", headers=user).json()["targets"]
+        return int(told["running"])  # asked with the gateway's own token
 
-        wait_until(lambda: running() == 0)
-        assert client.get("/ssd/timeline", headers=user).status_code == 403
-
-
-def test_only_the_named_origin_may_call_it(folder: Path, guarded: GatewayProcess) -> None:
-    context = ssl.create_default_context(cafile=str(folder / "ca.crt"))
-    with httpx2.Client(base_url=f"https://{guarded.address}", verify=context) as client:
-        asked = {"access-control-request-method": "POST"}
-        named = client.options(
-            "/v1/completions", headers={**asked, "origin": "https://app.example"}
-        )
-        assert named.headers["access-control-allow-origin"] == "https://app.example"
-        other = client.options("/v1/completions", headers={**asked, "origin": "https://b.example"})
-        assert "access-control-allow-origin" not in other.headers
+    wait_until(lambda: running() == 0)
+    asked = {"prompt": PROMPT, "max_tokens": 4}
+    about = https.post("/v1/completions", json=asked, headers=user, timeout=60).json()["metrics"]
+    place = {name: about["ssd"][name] for name in ("target", "sequence")}
+    # A trace is asked for with the caller's key.
+    answers = [https.get("/ssd/timeline", headers=each, params=place) for each in ({}, user, admin)]
+    assert [answer.status_code for answer in answers] == [401, 403, 200]
+    (track,) = answers[-1].json()["tracks"]
+    assert (answers[-1].json()["problem"], track["role"]) == ("", "target")
+    assert "forward" in {event["kind"] for event in track["events"]}
 
 
-def test_targets_that_have_gone_are_forgotten() -> None:
-    """Those that get no keys, as they are reached in the clear: it is said once of each."""
+def test_the_command_shows_its_key_over_tls(folder: Path, guarded: GatewayProcess) -> None:
+    pair = ("--tls-cert", str(folder / "gateway.crt"), "--tls-key", str(folder / "gateway.key"))
+    asked = ["generate", PROMPT, "--max-tokens", "4", "--url", f"https://{guarded.address}"]
+    asked += [*pair, "--tls-ca", str(folder / "ca.crt")]
+    refused = CliRunner().invoke(cli, asked)
+    assert (refused.exit_code, "a token is needed" in refused.stderr) == (2, True)
+    served = CliRunner().invoke(cli, [*asked, "--token-file", str(folder / "own")])
+    assert served.exit_code == 0, served.stderr
 
-    class Pool(list[Any]):
-        security = Security()
 
-    pool = Pool()
+def test_only_the_named_origin_may_call_it(https: httpx2.Client) -> None:
+    asked = {"access-control-request-method": "POST"}
+    named, other = (
+        https.options("/v1/completions", headers={**asked, "origin": origin})
+        for origin in ("https://app.example", "https://b.example")
+    )
+    assert named.headers["access-control-allow-origin"] == "https://app.example"
+    assert "access-control-allow-origin" not in other.headers
+
+
+def test_a_key_does_not_travel_in_the_clear_to_another_machine() -> None:
+    pool = type("Pool", (list,), {"security": Security()})()
     keys = Keys(Access(), pool, guarded=True, passes_on=True)  # type: ignore[arg-type]
     shown = Request({"type": "http", "headers": [(b"authorization", b"Bearer key")]})
-    for number in range(300):
-        target = SimpleNamespace(address=f"10.0.0.{number}:7410")
-        pool[:] = [*pool[-2:], target]
-        for _ in range(2):
-            assert keys.metadata_for(shown, target) == ()  # type: ignore[arg-type]
-    assert len(keys._said) <= len(pool)
+    target = SimpleNamespace(address="10.0.0.1:7410")
+    assert keys.metadata_for(shown, target) == ()  # type: ignore[arg-type]

@@ -31,17 +31,21 @@ def finish() -> pb.GenerateResponse:
     return pb.GenerateResponse(finish=pb.GenerateFinish(reason=pb.FINISH_REASON_STOP))
 
 
-def test_messages_that_wait_become_one_delta() -> None:
-    choice = Choice(0, Wanted(token_ids=True, origins=True))
-    for response in (started(), tokens("a", "b"), tokens("ç"), tokens("d"), finish()):
+def after(*responses: pb.GenerateResponse, wanted: Wanted | None = None, **more: Any) -> Choice:
+    choice = Choice(0, wanted or Wanted(), **more)
+    for response in (started(), *responses):
         choice.take(response)
+    return choice
+
+
+def test_messages_that_wait_become_one_delta() -> None:
+    wanted = Wanted(token_ids=True, origins=True)
+    choice = after(tokens("a", "b"), tokens("ç"), tokens("d"), finish(), wanted=wanted)
     delta = choice.pass_on()
-    assert delta.text == "abçd"
-    assert delta.token_ids == [0, 1, 0, 0]
+    assert (delta.text, delta.token_ids) == ("abçd", [0, 1, 0, 0])
     assert [entry.text for entry in delta.entries] == ["a", "b", "ç", "d"]
     assert {entry.origin for entry in delta.entries} == {"cache"}
-    assert choice.finish_told
-    assert not choice.has_news
+    assert (choice.finish_told, choice.has_news) == (True, False)
 
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
@@ -62,9 +66,7 @@ READING = ChatReading(tools=TOOL_FORMATS["hermes"], names={"f"})
 def test_a_text_that_ends_with_calls_ends_for_them(
     text: str, end: dict[str, Any], reason: str
 ) -> None:
-    choice = Choice(0, Wanted(), reading=READING)
-    choice.take(started())
-    choice.take(tokens(*text))
+    choice = after(tokens(*text), reading=READING)
     assert choice.finish_reason is None
     choice.take(pb.GenerateResponse(finish=pb.GenerateFinish(**end)))
     assert choice.finish_reason == reason
@@ -83,31 +85,22 @@ def test_a_text_that_ends_with_calls_ends_for_them(
 def test_a_stop_is_told_where_the_caller_has_named_it(
     shape: ChatShape | CompletionShape, end: dict[str, Any], reason: str | int | None
 ) -> None:
-    choice = Choice(0, Wanted(stop_token_ids=frozenset([5])))
-    choice.take(started())
-    choice.take(pb.GenerateResponse(finish=pb.GenerateFinish(**end)))
+    ended = pb.GenerateResponse(finish=pb.GenerateFinish(**end))
+    choice = after(ended, wanted=Wanted(stop_token_ids=frozenset([5])))
     assert shape.whole_choice(choice, choice.pass_on())["stop_reason"] == reason
 
 
 def test_a_chunk_that_would_say_nothing_is_empty() -> None:
-    choice = Choice(0, Wanted(), reading=READING)
-    for response in (started(), tokens("Hi <to")):
-        choice.take(response)
-    delta = choice.pass_on()
-    assert delta.message is not None
-    assert delta.message.content == "Hi "
+    choice = after(tokens("Hi <to"), reading=READING)
+    assert choice.pass_on().message.content == "Hi "
     choice.take(tokens("ol_c"))
     assert choice.pass_on().is_empty
     choice.take(finish())
-    delta = choice.pass_on()
-    assert delta.message is not None
-    assert delta.message.content == "<tool_c"
+    assert choice.pass_on().message.content == "<tool_c"
 
 
 def test_an_end_that_comes_alone_is_news() -> None:
-    choice = Choice(0, Wanted())
-    choice.take(started())
-    choice.take(tokens("a"))
+    choice = after(tokens("a"))
     assert choice.pass_on().first
     assert not choice.has_news
     choice.take(finish())
@@ -116,12 +109,10 @@ def test_an_end_that_comes_alone_is_news() -> None:
 
 
 def test_a_start_before_any_token_begins_the_prompt_anew() -> None:
-    choice = Choice(0, Wanted(echo=True))
     prompt = pb.GenerateResponse(
         prompt=pb.GeneratePrompt(token_ids=pack([1]), text="Once", text_lengths=[4])
     )
-    for response in (started(), prompt, started(), prompt, tokens(" more")):
-        choice.take(response)
+    choice = after(prompt, started(), prompt, tokens(" more"), wanted=Wanted(echo=True))
     assert choice.pass_on().text == "Once more"
 
 

@@ -1,23 +1,19 @@
 """Fields for what a text must be become grammars, or are refused by name."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import grpc
-import openai
 import pytest
 
 from ssd.v1 import target_pb2 as pb
 from ssd_client.errors import BadInputError
 from ssd_gateway.http.errors import api_error
-from tests.client import scripted_target
-from tests.client.scripted_target import invalid
 from tests.gateway.openai.test_openai_tools import request, tool
 from tests.gateway.openai.test_translation import chat, completion, refused
-from tests.processes import gateway
 
 SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}, "$defs": {"é": True}}
+NO_JSON = ["{", '{"const": NaN}', '{"const": "\\ud800"}', '{"a": 1e400}']
 NAMED = {"name": "person", "schema": SCHEMA, "strict": True, "description": "Who it is."}
 
 
@@ -34,24 +30,18 @@ def test_without_them_a_text_is_free(given: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "given",
+    ("given", "schema"),
     [
-        {"response_format": {"type": "json_schema", "json_schema": NAMED}},
-        {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
-        {"structured_outputs": {"json": SCHEMA}},
-        {"structured_outputs": {"json": json.dumps(SCHEMA), "json_object": False}},
+        ({"response_format": {"type": "json_schema", "json_schema": NAMED}}, SCHEMA),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}}, SCHEMA),
+        ({"structured_outputs": {"json": SCHEMA}}, SCHEMA),
+        ({"structured_outputs": {"json": json.dumps(SCHEMA), "json_object": False}}, SCHEMA),
+        ({"response_format": {"type": "json_object"}}, {"type": "object"}),
+        ({"structured_outputs": {"json_object": True}}, {"type": "object"}),
     ],
 )
-def test_schemas(given: dict[str, Any]) -> None:
-    assert json.loads(asked(**given).json_schema) == SCHEMA
-
-
-@pytest.mark.parametrize(
-    "given",
-    [{"response_format": {"type": "json_object"}}, {"structured_outputs": {"json_object": True}}],
-)
-def test_any_object(given: dict[str, Any]) -> None:
-    assert json.loads(asked(**given).json_schema) == {"type": "object"}
+def test_schemas(given: dict[str, Any], schema: dict[str, Any]) -> None:
+    assert json.loads(asked(**given).json_schema) == schema
 
 
 def test_a_schema_that_is_true_is_one_that_is_empty() -> None:
@@ -95,7 +85,7 @@ def test_other_rules() -> None:
         ({"structured_outputs": {"json_object": False}}, "structured_outputs"),
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
-        ({"structured_outputs": {"json": "{"}}, "structured_outputs.json"),
+        *(({"structured_outputs": {"json": text}}, "structured_outputs.json") for text in NO_JSON),
         (
             {"structured_outputs": {"regex": "a", "whitespace_pattern": " "}},
             "structured_outputs.whitespace_pattern",
@@ -112,6 +102,14 @@ def test_two_of_them_are_refused_by_both_names() -> None:
     assert refused(completion, regex="a", ebnf="b") == "ebnf"
 
 
+def told(field: str, params: dict[str, str]) -> tuple[int, str | None, str]:
+    """A target's error about a field, as its caller gets it."""
+    error = BadInputError(f"{field}: is no type")
+    error.status, error.field = grpc.StatusCode.INVALID_ARGUMENT, field
+    problem = api_error(error, params)
+    return problem.status, problem.param, str(problem)
+
+
 @pytest.mark.parametrize(
     ("given", "place"),
     [
@@ -124,43 +122,11 @@ def test_two_of_them_are_refused_by_both_names() -> None:
 )
 def test_a_target_s_error_names_the_caller_s_field(given: dict[str, Any], place: str) -> None:
     for translated in (chat(**given), completion(**given)):
-        field = "grammar.json_schema.properties.age.type"
-        error = BadInputError(f"{field}: is no type")
-        error.status, error.field = grpc.StatusCode.INVALID_ARGUMENT, field
-        told = api_error(error, translated.params)
-        assert (told.status, told.param) == (400, f"{place}.properties.age.type")
-        assert str(told) == f"{place}.properties.age.type: is no type"
-
-
-def test_over_http_too(tmp_path: Path) -> None:
-    field = "grammar.json_schema.properties.age"
-    refuse = invalid(f"{field}: is no schema", field, "is no schema")
-    with scripted_target.serve(scripted_target.Script(refuse=refuse)) as target:
-        target.set_ready()
-        with (
-            gateway(tmp_path, targets=[target.address]) as front,
-            openai.OpenAI(base_url=front.url + "/v1", api_key="none", max_retries=0) as sdk,
-            pytest.raises(openai.BadRequestError) as caught,
-        ):
-            wanted: Any = {"type": "json_schema", "json_schema": NAMED}
-            sdk.chat.completions.create(
-                model="scripted",
-                messages=[{"role": "user", "content": "Who?"}],
-                response_format=wanted,
-            )
-    assert caught.value.param == "response_format.json_schema.schema.properties.age"
-    assert json.loads(target.requests[0].grammar.json_schema) == SCHEMA
-
-
-@pytest.mark.parametrize("text", ['{"const": NaN}', '{"const": "\\ud800"}', '{"a": 1e400}', "{"])
-def test_a_schema_in_a_string_that_is_no_json_is_refused(text: str) -> None:
-    assert refused(chat, structured_outputs={"json": text}) == "structured_outputs.json"
+        theirs, ours = "grammar.json_schema.properties.age.type", f"{place}.properties.age.type"
+        assert told(theirs, translated.params) == (400, ours, f"{ours}: is no type")
 
 
 def test_an_error_in_the_eleventh_tool_is_its_own() -> None:
     params = {f"grammar.context_free.arguments_{i}": f"tools[{i}]" for i in range(12)}
-    field = "grammar.context_free.arguments_10/properties"
-    error = BadInputError(f"{field}: wrong")
-    error.status, error.field = grpc.StatusCode.INVALID_ARGUMENT, field
-    told = api_error(error, params)
-    assert told.param == "tools[10]/properties"
+    _, param, _ = told("grammar.context_free.arguments_10/properties", params)
+    assert param == "tools[10]/properties"

@@ -23,6 +23,7 @@ from ssd_gateway.openai.translation import (
     translate_completion,
     unpack,
 )
+from tests.client.every_option import by_openai, on_the_wire
 
 MESSAGES = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hello"}]
 
@@ -46,21 +47,12 @@ def refused(ask: Any, **content: Any) -> str | None:
     return caught.value.param
 
 
-def test_every_sampling_field_reaches_the_target() -> None:
-    fields = {
-        "temperature": 0.5,
-        "top_p": 0.25,
-        "top_k": 7,
-        "min_p": 0.125,
-        "repetition_penalty": 1.5,
-        "presence_penalty": 0.5,
-        "frequency_penalty": -0.5,
-    }
-    (request,) = completion(**fields, logit_bias={"5": -2.5}, seed=3).requests
-    for name, value in fields.items():
-        assert getattr(request.sampling, name) == value
-    assert dict(request.sampling.logit_bias) == {5: -2.5}
-    assert request.sampling.seed == 3
+def test_every_option_reaches_the_target() -> None:
+    (request,) = completion(**by_openai()).requests
+    expected = on_the_wire(openai=True)
+    for part in ("sampling", "stop", "speculation", "request_id", "cache_salt"):
+        assert getattr(request, part) == getattr(expected, part)
+    assert (request.logprobs.chosen, request.logprobs.top_n) == (True, 2)
 
 
 def test_what_is_not_said_is_left_to_the_target() -> None:
@@ -69,99 +61,98 @@ def test_what_is_not_said_is_left_to_the_target() -> None:
     assert request.sampling == pb.SamplingOptions()
     assert not request.stop.HasField("max_tokens")
     assert request.speculation == pb.SpeculationOptions()
+    assert completion().requests[0].stop.max_tokens == 16
 
 
-def test_stops_reach_the_target() -> None:
-    (request,) = chat(
-        stop="end",
-        stop_token_ids=[4],
-        ignore_eos=True,
-        min_tokens=3,
-        include_stop_str_in_output=True,
-        max_tokens=8,
-        max_completion_tokens=8,
-        skip_special_tokens=False,
-    ).requests
-    stop = request.stop
-    assert (list(stop.strings), list(stop.token_ids)) == (["end"], [4])
-    assert (stop.ignore_eos, stop.min_tokens, stop.include_stop) == (True, 3, True)
-    assert stop.max_tokens == 8
+def test_a_stop_may_be_one_text_and_what_stops_may_be_told() -> None:
+    told = {"include_stop_str_in_output": True, "skip_special_tokens": False}
+    (request,) = chat(stop="end", **told).requests
+    assert (list(request.stop.strings), request.stop.include_stop) == (["end"], True)
     assert request.output.special_tokens
 
 
-@pytest.mark.parametrize("k", [-1, 0])
-def test_top_k_below_one_keeps_all(k: int) -> None:
-    (request,) = completion(top_k=k).requests
-    assert request.sampling.top_k == 0
-
-
 @pytest.mark.parametrize(
-    ("given", "mode"),
+    ("given", "part", "expected"),
     [
-        ({"speculation": {"mode": "ssd", "depth": 3}}, pb.SPECULATION_MODE_SSD),
-        ({"speculation": {"mode": "auto"}}, pb.SPECULATION_MODE_UNSPECIFIED),
-        ({"speculative": False}, pb.SPECULATION_MODE_OFF),
-        ({"speculative": True}, pb.SPECULATION_MODE_UNSPECIFIED),
+        ({"top_k": -1}, "sampling", {"top_k": 0}),
+        ({"top_k": 0}, "sampling", {"top_k": 0}),
+        ({"seed": -1}, "sampling", {"seed": 2**64 - 1}),  # two's complement
+        ({"speculation": {"mode": "auto"}}, "speculation", {}),
+        ({"speculative": False}, "speculation", {"mode": pb.SPECULATION_MODE_OFF}),
+        ({"speculative": True}, "speculation", {}),
+        # What agrees is no contradiction.
+        (
+            {"speculative": False, "speculation": {"mode": "off"}},
+            "speculation",
+            {"mode": pb.SPECULATION_MODE_OFF},
+        ),
+        (
+            {"speculative": True, "speculation": {"mode": "ssd", "depth": 1}},
+            "speculation",
+            {"mode": pb.SPECULATION_MODE_SSD, "depth": 1},
+        ),
+        ({"stream": True, "stream_options": {"include_obfuscation": False}}, "speculation", {}),
     ],
 )
-def test_modes_by_both_spellings(given: dict[str, Any], mode: int) -> None:
-    (request,) = completion(**given).requests
-    assert request.speculation.mode == mode
-
-
-def test_negative_seeds_are_two_s_complements() -> None:
-    assert completion(seed=-1).requests[0].sampling.seed == 2**64 - 1
-    assert completion(seed=2**64 - 1).requests[0].sampling.seed == 2**64 - 1
+def test_other_ways_to_say_it(given: dict[str, Any], part: str, expected: dict[str, Any]) -> None:
+    (request,) = completion(**{"seed": 1, **given}).requests
+    told = {"seed": 1, **expected} if part == "sampling" else expected
+    assert getattr(request, part) == type(getattr(request, part))(**told)
 
 
 def test_seeds_of_choices_differ_and_the_first_is_the_request_s() -> None:
     seeds = [seed_of_choice(5, index) for index in range(64)]
-    assert seeds[0] == 5
-    assert len(set(seeds)) == 64
-    assert [each.sampling.seed for each in completion(seed=5, n=3).requests] == seeds[:3]
+    assert (seeds[0], len(set(seeds))) == (5, 64)
+    requests = completion(seed=5, n=3, best_of=3).requests
+    assert [each.sampling.seed for each in requests] == seeds[:3]
 
 
 def test_prompts_times_choices() -> None:
     requests = completion(prompt=[[1, 2], [3]], n=2, seed=5).requests
     assert [unpack(each.token_ids) for each in requests] == [[1, 2], [1, 2], [3], [3]]
     assert refused(completion, prompt=["a"] * 100, n=3) == "n"
-    assert refused(completion, prompt=[]) == "prompt"
-    assert refused(completion, prompt=[1, "a"]) == "prompt"
+    assert refused(completion, prompt=[]) == refused(completion, prompt=[1, "a"]) == "prompt"
 
 
 def test_an_echo_of_no_tokens_asks_for_one() -> None:
     translated = completion(echo=True, max_tokens=0, logprobs=1)
     assert translated.wanted.no_output
     (request,) = translated.requests
-    assert request.stop.max_tokens == 1
-    assert request.logprobs.prompt
+    assert (request.stop.max_tokens, request.logprobs.prompt) == (1, True)
     assert refused(completion, max_tokens=0) == "max_tokens"
 
 
-def test_turns_of_one_conversation_have_the_same_affinity() -> None:
-    later = [*MESSAGES, {"role": "assistant", "content": "Hi"}, {"role": "user", "content": "So?"}]
-    assert chat().affinity == chat(messages=later).affinity
-    other = [MESSAGES[0], {"role": "user", "content": "Bye"}]
-    assert chat().affinity != chat(messages=other).affinity
+SHEEP = "You tell stories of sheep. " * 100
+SYSTEM = {"role": "system", "content": SHEEP}
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+@pytest.mark.parametrize(
+    ("ask", "one", "other", "alike"),
+    [
+        # Turns of one conversation, and not of another one.
+        (chat, {}, {"messages": [*MESSAGES, user("So?")]}, True),
+        (chat, {}, {"messages": [MESSAGES[0], user("Bye")]}, False),
+        # A beginning that is worth a cache is told by itself, whatever is asked after it.
+        (chat, {"messages": [SYSTEM, user("1")]}, {"messages": [SYSTEM, user("2")]}, True),
+        (completion, {"prompt": f"{SHEEP} 1"}, {"prompt": f"{SHEEP} 2"}, True),
+        (completion, {"prompt": SHEEP[:300]}, {"prompt": f"{SHEEP[:300]} So?"}, True),
+        (completion, {"prompt": [*range(100)]}, {"prompt": [*range(100), 7]}, True),
+        (completion, {"prompt": "Story 1"}, {"prompt": "Story 2"}, False),
+    ],
+)
+def test_what_begins_alike_has_the_same_affinity(
+    ask: Any, one: dict[str, Any], other: dict[str, Any], alike: bool
+) -> None:
+    assert (ask(**one).affinity == ask(**other).affinity) == alike
     assert chat(prompt_cache_key="mine").affinity == b"mine"
 
 
-def test_questions_after_one_long_beginning_have_the_same_affinity() -> None:
-    """A beginning that is worth a cache is told by itself, whatever is asked after it."""
-    system = {"role": "system", "content": "You tell stories of sheep. " * 100}
-    chats = [chat(messages=[system, {"role": "user", "content": str(i)}]) for i in range(20)]
-    assert len({each.affinity for each in chats}) == 1
-    texts = [completion(prompt=system["content"] + str(i)) for i in range(20)]
-    assert len({each.affinity for each in texts}) == 1
-    text = "Once upon a time there was a sheep. " * 8
-    assert completion(prompt=text).affinity == completion(prompt=text + "It slept.").affinity
-    ids = list(range(100))
-    assert completion(prompt=ids).affinity == completion(prompt=[*ids, 7]).affinity
-    assert len({completion(prompt=f"Story {i}").affinity for i in range(20)}) == 20
-
-
 @pytest.mark.parametrize("name", sorted(REFUSED))
-def test_what_nothing_honours_is_refused_by_name(name: str) -> None:
+def test_what_nothing_honours_is_refused_unless_it_is_neutral(name: str) -> None:
     assert refused(chat, **{name: "something"}) == name
     for neutral in REFUSED[name]:
         chat(**{name: neutral})
@@ -194,15 +185,6 @@ def test_what_cannot_be_sent_or_would_change_nothing_is_refused(
     assert str(refused(completion, **given)).startswith(param)
 
 
-def test_what_agrees_is_no_contradiction() -> None:
-    (request,) = completion(speculative=False, speculation={"mode": "off"}).requests
-    assert request.speculation.mode == pb.SPECULATION_MODE_OFF
-    (request,) = completion(speculative=True, speculation={"mode": "ssd", "depth": 1}).requests
-    assert (request.speculation.mode, request.speculation.depth) == (pb.SPECULATION_MODE_SSD, 1)
-    assert len(completion(n=3, best_of=3).requests) == 3
-    completion(stream=True, stream_options={"include_obfuscation": False})
-
-
 @pytest.mark.parametrize(
     ("kind", "name", "value"),
     [
@@ -233,13 +215,12 @@ def test_a_value_that_is_null_asks_for_nothing(ask: Any) -> None:
     plain = ask(seed=3)
     for name in names - {"seed"}:
         assert ask(seed=3, **{name: None}) == plain, name
-    nested = [
+    for content in (
         {"stream": True, "stream_options": dict.fromkeys(StreamOptions.__struct_fields__)},
         {"response_format": {"type": "text", "json_schema": None, "x": None}},
         {"logit_bias": {"5": None}},
         {"metadata": {"a": None}},
-    ]
-    for content in nested:
+    ):
         assert ask(seed=3, **content) == plain, content
     none = {**dict.fromkeys(SpeculationFields.__struct_fields__), "x": None}
     assert ask(seed=3, speculation=none) == ask(seed=3, speculation={})
@@ -251,8 +232,7 @@ def test_a_value_that_is_null_asks_for_nothing(ask: Any) -> None:
 
 
 def test_two_limits_of_tokens_agree() -> None:
-    (request,) = chat(max_tokens=5, max_completion_tokens=5).requests
-    assert request.stop.max_tokens == 5
+    assert chat(max_tokens=5, max_completion_tokens=5).requests[0].stop.max_tokens == 5
     assert refused(chat, max_tokens=5, max_completion_tokens=6) == "max_tokens"
     assert refused(chat, max_tokens=5, max_completion_tokens=0) == "max_completion_tokens"
 
@@ -265,8 +245,8 @@ def test_efforts_are_those_of_the_contract() -> None:
     for effort in EFFORTS:
         (request,) = chat(reasoning_effort=effort).requests
         assert request.chat.template_kwargs["reasoning_effort"] == effort
-    assert refused(chat, reasoning_effort="x" * 5000) == "reasoning_effort"
-    assert refused(chat, reasoning_effort="Low") == "reasoning_effort"
+    for wrong in ("x" * 5000, "Low"):
+        assert refused(chat, reasoning_effort=wrong) == "reasoning_effort"
 
 
 def test_unknown_fields_are_refused_unless_the_operator_allows_them() -> None:
@@ -279,6 +259,4 @@ def test_unknown_fields_are_refused_unless_the_operator_allows_them() -> None:
     "body", [b"", b"{", b"[]", b"null", b'{"messages": [', b"\xff\xfe", b'{"a":' * 5000]
 )
 def test_what_is_no_json_object_is_refused(body: bytes) -> None:
-    with pytest.raises(ApiError) as caught:
-        read_fields(body, ChatRequest, False)
-    assert caught.value.status == 400
+    assert refused(lambda: read_fields(body, ChatRequest, False)) is None

@@ -1,7 +1,5 @@
 """What tests of the page do in a browser: open it, ask, and read what it shows."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable
@@ -9,7 +7,8 @@ from typing import Any
 
 from playwright.sync_api import Locator, Page, Route, expect
 
-CHROMIUM = (os.environ.get("CHROMIUM", "chromium"), "chromium-browser", "google-chrome")
+NO_WINDOW = "chromium-headless-shell"  # takes a third of the time
+CHROMIUM = (os.environ.get("CHROMIUM", NO_WINDOW), "chromium", "chromium-browser", "google-chrome")
 PATIENCE_MS = 120_000  # a hang is a failure; nothing here is about speed
 DONE = "data: [DONE]\n\n"
 
@@ -30,6 +29,12 @@ def ask_and_wait(page: Page, text: str) -> Locator:
     ask(page, text)
     expect(answers(page)).to_have_count(count + 1)
     return answers(page).last
+
+
+def expect_shown(page: Page, question: str, answer: str) -> None:
+    """Of a conversation of one question."""
+    expect(page.locator(".question .plain")).to_have_text(question)
+    expect(answers(page).locator(".body")).to_have_text(answer)
 
 
 def set_fields(page: Page, **fields: str) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -11,52 +11,42 @@ from ssd_client.connection.security import PLAIN
 from ssd_gateway.targets.routing import in_order
 from ssd_gateway.targets.target import Target
 
-Make = Callable[[int], list[Target]]
-
 
 @pytest.fixture
-def make() -> Iterator[Make]:
-    """Targets that are ready and idle; their channels never connect."""
+def targets() -> Iterator[list[Target]]:
+    """Five that are ready and idle; their channels never connect."""
+
+    async def made() -> list[Target]:
+        return [Target(f"10.0.0.{i}:7410", None, PLAIN) for i in range(5)]
+
     with asyncio.Runner() as runner:
-        made: list[Target] = []
-
-        async def targets(count: int) -> list[Target]:
-            for i in range(count):
-                target = Target(f"10.0.0.{i}:7410", None, PLAIN)
-                target.ready, target.info = True, pb.GetModelInfoResponse(max_num_seqs=8)
-                made.append(target)
-            return made
-
-        async def close() -> None:
-            for target in made:
-                await target.close()
-
-        yield lambda count: runner.run(targets(count))
-        runner.run(close())
+        targets = runner.run(made())
+        for each in targets:
+            each.ready, each.info = True, pb.GetModelInfoResponse(max_num_seqs=8)
+        yield targets
+        for each in targets:
+            runner.run(each.close())
 
 
-def test_a_beginning_stays_and_beginnings_spread(make: Make) -> None:
-    targets = make(4)
-    firsts = Counter(in_order(targets, b"%d" % i)[0].address for i in range(400))
-    assert len(firsts) == 4
-    assert min(firsts.values()) > 50
-    assert in_order(targets, b"a")[0] is in_order(targets[::-1], b"a")[0]
-
-
-def test_who_comes_moves_few_beginnings(make: Make) -> None:
-    targets = make(5)
-    few, all_ = targets[:4], targets
-    moved = [
-        i for i in range(400) if in_order(few, b"%d" % i)[0] is not in_order(all_, b"%d" % i)[0]
-    ]
+def test_a_beginning_stays_and_beginnings_spread_also_where_a_target_comes(
+    targets: list[Target],
+) -> None:
+    few = targets[:4]
+    before, after = (
+        [in_order(each, b"%d" % i)[0].address for i in range(400)] for each in (few, targets)
+    )
+    assert len(set(before)) == 4
+    assert min(Counter(before).values()) > 50
+    assert in_order(few, b"a")[0] is in_order(few[::-1], b"a")[0]
+    moved = [new for old, new in zip(before, after, strict=True) if old != new]
     assert len(moved) < 160
-    assert {in_order(all_, b"%d" % i)[0] for i in moved} == {targets[4]}
+    assert set(moved) == {targets[4].address}
 
 
 def test_a_target_where_a_stream_stood_still_is_asked_last_of_those_that_are_ready(
-    make: Make,
+    targets: list[Target],
 ) -> None:
-    targets = make(3)
+    targets = targets[:3]
     favourite, second, third = in_order(targets, b"a")
     favourite.stood_still()
     third.ready = False
@@ -65,17 +55,11 @@ def test_a_target_where_a_stream_stood_still_is_asked_last_of_those_that_are_rea
     assert in_order(targets, b"a") == [favourite, second, third]
 
 
-def test_a_busy_target_loses_its_beginnings_to_the_least_busy(make: Make) -> None:
-    targets = make(3)
+def test_a_busy_target_loses_its_beginnings_to_the_least_busy(targets: list[Target]) -> None:
     favourite = in_order(targets, b"a")[0]
     favourite.in_flight = 4  # half of its places: still its own
     assert in_order(targets, b"a")[0] is favourite
     favourite.in_flight = 6
     assert in_order(targets, b"a")[-1] is favourite
-
-
-def test_a_target_that_is_not_ready_comes_last(make: Make) -> None:
-    targets = make(3)
-    favourite = in_order(targets, b"a")[0]
-    favourite.ready = False
+    favourite.in_flight, favourite.ready = 0, False
     assert in_order(targets, b"a")[-1] is favourite

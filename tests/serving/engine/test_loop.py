@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -12,39 +11,29 @@ from ssd_serving.engine.loop import run_engine
 from tests.suite.scale import full_only
 
 
-def _reads(pipe: Connection) -> None:
+def _engine(pipe: Connection, log: Path, does: str) -> None:
+    os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT), 2)
+    run_engine(pipe, "target", "info", lambda: _live(pipe, does))
+
+
+def _live(pipe: Connection, does: str) -> None:
     pipe.send("ready")
-    pipe.recv()
-
-
-def _reads_what_is_reset(pipe: Connection) -> None:
-    pipe.send("ready")
-    pipe.send("nobody reads this")
-    pipe.recv()
-
-
-def _writes(pipe: Connection) -> None:
-    while True:
+    while does == "writes":
         pipe.send("ready")
+    if does == "reads what is reset":
+        pipe.send("nobody reads this")
+    pipe.recv()
 
 
-def _engine(pipe: Connection, log: Path, does: Callable[[Connection], None]) -> None:
-    file = os.open(log, os.O_WRONLY | os.O_CREAT)
-    os.dup2(file, 2)
-    run_engine(pipe, "target", "info", lambda: does(pipe))
-
-
-@pytest.mark.parametrize("does", [full_only(_reads), _reads_what_is_reset, full_only(_writes)])
-def test_an_engine_ends_quietly_with_its_front(
-    tmp_path: Path, does: Callable[[Connection], None]
-) -> None:
+@pytest.mark.parametrize("does", [full_only("reads"), "reads what is reset", full_only("writes")])
+def test_an_engine_ends_quietly_with_its_front(tmp_path: Path, does: str) -> None:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_engine, args=(theirs, tmp_path / "log", does))
     process.start()
     theirs.close()
     assert ours.recv() == "ready"
-    if does is _reads_what_is_reset:
+    if does == "reads what is reset":
         assert ours.poll(60)
     ours.close()
     process.join(120)

@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Callable
+from enum import IntEnum
+from typing import Any
 
 import pytest
 from google.protobuf.message import DecodeError
@@ -108,13 +110,9 @@ def test_every_field_arrives() -> None:
         Close(sequence=1, round=8),
     ]
 
-
-def test_what_the_target_says_arrives() -> None:
-    said = decode(sound())
-    heard = encode_target_frames(3, said).SerializeToString()  # type: ignore[arg-type]
+    heard = encode_target_frames(3, decode(sound())).SerializeToString()  # type: ignore[arg-type]
     message = pb.SpeculateRequest.FromString(heard).frames
-    assert message.epoch == 3
-    assert decode(message) == said
+    assert (message.epoch, decode(message)) == (3, decode(sound()))
 
 
 Change = Callable[[list[pb.TargetFrame]], object]
@@ -208,68 +206,22 @@ def test_a_message_has_a_largest_number_of_frames() -> None:
         decode(pb.TargetFrames(frames=[*frames, frames[0]]))
 
 
-numbers = st.one_of(st.integers(0, 12), st.sampled_from([999, 1000, 2**31, 2**32 - 1]))
-floats = st.one_of(st.sampled_from([0.0, 0.5, 1.0, 1.5, -1.0, math.nan, math.inf]), st.floats(0, 1))
-packed = st.lists(st.integers(0, 1005), max_size=40).map(pack_tokens) | st.binary(max_size=9)
-samplings = st.builds(
-    target_pb2.SamplingOptions,
-    temperature=floats.filter(lambda x: x < 3e38 or math.isnan(x)),
-    top_k=numbers,
-    seed=st.integers(0, SEED) | st.none(),
-    logit_bias=st.dictionaries(numbers, floats, max_size=2),
-)
-opens = st.builds(
-    pb.Open,
-    prompt=packed,
-    output=packed,
-    speculation=st.lists(numbers, max_size=10),
-    max_tokens=numbers,
-    sampling=samplings,
-    verification=st.integers(0, 3),
-    down_weight=floats,
-    depth=numbers,
-    verify_micros=numbers,
-    banned_token_ids=packed,
-    banned_until=numbers,
-)
-launches = st.builds(
-    pb.Launch,
-    speculation=st.lists(numbers, max_size=10),
-    source=st.integers(0, 6),
-    depth=numbers,
-    verify_micros=numbers,
-)
-frames = st.one_of(
-    st.builds(pb.TargetFrame, sequence=st.integers(0, SEED), round=numbers, open=opens),
-    st.builds(pb.TargetFrame, sequence=numbers, round=numbers, launch=launches),
-    st.builds(
-        pb.TargetFrame,
-        round=numbers,
-        outcome=st.builds(pb.Outcome, accepted=numbers, token=numbers),
-    ),
-    st.builds(pb.TargetFrame, round=numbers, close=st.just(pb.Close())),
-    st.builds(pb.TargetFrame, sequence=numbers),
-)
-
-
-def hold(message: pb.TargetFrames) -> bool:
-    """Decoded within the limits, or refused for users; nothing else. True: decoded."""
+def assert_held(message: pb.TargetFrames) -> None:
+    """Decoded within the limits, or refused for users; nothing else."""
     try:
         result = decode_target_frames(message, LIMITS)
     except InputError:
-        return False
-    decoded = result.frames
-    dropped = len(message.frames) - len(decoded) - len(result.refusals)
+        return
+    dropped = len(message.frames) - len(result.frames) - len(result.refusals)
     assert 0 <= dropped <= result.unknown
-    for frame in decoded:
+    for frame in result.frames:
         match frame:
             case Open():
                 committed = unpack_tokens(frame.prompt) + unpack_tokens(frame.output)
                 assert 1 <= len(committed) <= min(72, frame.max_tokens)
                 assert max([*committed, *frame.speculation]) < 1000
-                assert len(frame.speculation) <= 8
+                assert max(len(frame.speculation), frame.depth) <= 8
                 assert 0 <= frame.down_weight <= 1
-                assert frame.depth <= 8
             case Launch():
                 assert len(frame.speculation) <= 8
                 assert max(frame.speculation, default=0) < 1000
@@ -277,23 +229,10 @@ def hold(message: pb.TargetFrames) -> bool:
             case Outcome():
                 assert frame.accepted <= 8
                 assert frame.token < 1000
-    return True
-
-
-def test_any_frames_are_decoded_within_limits_or_refused() -> None:
-    met = {True: 0, False: 0}
-
-    @given(st.lists(frames, max_size=3))
-    @settings(max_examples=share(5000), derandomize=True, deadline=None)
-    def check(parts: list[pb.TargetFrame]) -> None:
-        met[hold(pb.TargetFrames(epoch=1, frames=parts))] += 1
-
-    check()
-    assert min(met.values()) > share(5000) // 50, met
 
 
 @given(st.data())
-@settings(max_examples=share(5000), derandomize=True, deadline=None)
+@settings(max_examples=share(10_000), derandomize=True, deadline=None)
 def test_damaged_frames_are_decoded_within_limits_or_refused(data: st.DataObject) -> None:
     raw = bytearray(sound().SerializeToString())
     for _ in range(data.draw(st.integers(1, 4))):
@@ -302,28 +241,7 @@ def test_damaged_frames_are_decoded_within_limits_or_refused(data: st.DataObject
         message = pb.TargetFrames.FromString(bytes(raw))
     except DecodeError:
         return
-    hold(message)
-
-
-def test_what_the_draft_says_arrives() -> None:
-    said = encode_draft_frames(
-        9,
-        [
-            Branches(4, 2, [Branch(1, 30, 0, [7, 8]), Branch(0, 31, 2, [])]),
-            Notice(5, 0, NoticeKind.LEAVING, "drains"),
-        ],
-        Load(open_sequences=4),
-    )
-    heard = pb.SpeculateResponse.FromString(said.SerializeToString()).frames
-    assert heard.epoch == 9
-    assert heard.load == pb.DraftLoad(open_sequences=4)
-    first, second = heard.frames
-    assert (first.sequence, first.round) == (4, 2)
-    assert list(first.branches.branches) == [
-        pb.Branch(accepted=1, token=30, start=0, tokens=[7, 8]),
-        pb.Branch(accepted=0, token=31, start=2),
-    ]
-    assert second.notice == pb.Notice(kind=pb.NOTICE_KIND_LEAVING, reason="drains")
+    assert_held(message)
 
 
 def test_the_target_reads_what_the_draft_says() -> None:
@@ -339,16 +257,15 @@ def test_the_target_reads_what_the_draft_says() -> None:
     assert decode_draft_frames(message) == DraftMessage(said, Load(open_sequences=0))
 
 
-@pytest.mark.parametrize("kind", NoticeKind)
-def test_notices_have_the_same_numbers_on_the_wire(kind: NoticeKind) -> None:
-    assert pb.NoticeKind.Value(f"NOTICE_KIND_{kind.name}") == kind
-
-
-@pytest.mark.parametrize("source", [s for s in Source if s < Source.SYNC])
-def test_sources_have_the_same_numbers_on_the_wire(source: Source) -> None:
-    assert pb.SpeculationSource.Value(f"SPECULATION_SOURCE_{source.name}") == source
-
-
-@pytest.mark.parametrize("mode", Verification)
-def test_verifications_have_the_same_numbers_on_the_wire(mode: Verification) -> None:
-    assert target_pb2.VerificationMode.Value(f"VERIFICATION_MODE_{mode.name}") == mode
+@pytest.mark.parametrize(
+    ("prefix", "numbers", "kinds"),
+    [
+        ("NOTICE_KIND", pb.NoticeKind, [*NoticeKind]),
+        ("SPECULATION_SOURCE", pb.SpeculationSource, [s for s in Source if s < Source.SYNC]),
+        ("VERIFICATION_MODE", target_pb2.VerificationMode, [*Verification]),
+    ],
+)
+def test_kinds_have_the_same_numbers_on_the_wire(
+    prefix: str, numbers: Any, kinds: list[IntEnum]
+) -> None:
+    assert [numbers.Value(f"{prefix}_{each.name}") for each in kinds] == kinds

@@ -6,6 +6,7 @@ import pytest
 
 from ssd_engine.errors import SSDError
 from ssd_serving.rpc.streams import exchange
+from tests.event_loop import on_event_loop
 
 
 class Direction:
@@ -27,34 +28,22 @@ async def ends(error: Exception | None = None) -> None:
         raise error
 
 
-def test_one_that_ends_ends_the_other() -> None:
-    async def check() -> None:
-        other = Direction()
-        await exchange(asyncio.get_running_loop().create_future(), ends(), other.run())
-        assert other.cancelled
-
-    asyncio.run(check())
-
-
-def test_an_error_of_a_direction_is_raised() -> None:
-    async def check() -> None:
-        other = Direction()
-        with pytest.raises(SSDError, match="broken"):
-            await exchange(
-                asyncio.get_running_loop().create_future(), other.run(), ends(SSDError("broken"))
-            )
-        assert other.cancelled
-
-    asyncio.run(check())
+@on_event_loop
+async def test_one_that_ends_ends_the_other() -> None:
+    """Its error is raised."""
+    failure: asyncio.Future[SSDError] = asyncio.get_running_loop().create_future()
+    quiet, loud = Direction(), Direction()
+    await exchange(failure, ends(), quiet.run())
+    with pytest.raises(SSDError, match="broken"):
+        await exchange(failure, loud.run(), ends(SSDError("broken")))
+    assert (quiet.cancelled, loud.cancelled) == (True, True)
 
 
-def test_a_failure_of_the_stream_ends_both() -> None:
-    async def check() -> None:
-        directions = Direction(), Direction()
-        failure: asyncio.Future[SSDError] = asyncio.get_running_loop().create_future()
-        asyncio.get_running_loop().call_soon(failure.set_result, SSDError("left"))
-        with pytest.raises(SSDError, match="left"):
-            await exchange(failure, *(each.run() for each in directions))
-        assert all(each.cancelled for each in directions)
-
-    asyncio.run(check())
+@on_event_loop
+async def test_a_failure_of_the_stream_ends_both() -> None:
+    one, other = Direction(), Direction()
+    failure: asyncio.Future[SSDError] = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().call_soon(failure.set_result, SSDError("left"))
+    with pytest.raises(SSDError, match="left"):
+        await exchange(failure, one.run(), other.run())
+    assert (one.cancelled, other.cancelled) == (True, True)

@@ -16,52 +16,45 @@ class Clock:
         return self.now
 
 
+def assert_full(accounts: Accounts, who: Identity, words: str = ".") -> ServerFull:
+    with pytest.raises(ServerFull, match=words) as caught, accounts.request(who):
+        pass
+    return caught.value
+
+
+def assert_served(accounts: Accounts, who: Identity, tokens: int = 0) -> None:
+    with accounts.request(who) as account:
+        accounts.spend(account, tokens)
+
+
 def test_requests_at_a_time_are_counted_by_identity() -> None:
+    """One that fails gives its place back."""
     refused: list[str] = []
     accounts = Accounts(Allowance(requests=2), refused.append)
     with accounts.request(A), accounts.request(A):
-        with pytest.raises(ServerFull, match="'a' may run 2 requests"), accounts.request(A):
-            pass
-        with accounts.request(B):
-            pass
-    with accounts.request(A):
-        pass
-    assert refused == ["requests"]
-
-
-def test_a_request_that_fails_gives_its_place_back() -> None:
-    accounts = Accounts(Allowance(requests=1))
+        assert_full(accounts, A, "'a' may run 2 requests")
+        assert_served(accounts, B)
     for _ in range(3):
         with pytest.raises(ValueError), accounts.request(A):
             raise ValueError
+    assert_served(accounts, A)
+    assert refused == ["requests"]
 
 
 def test_tokens_are_paid_for_afterwards() -> None:
+    """What is not used is not saved up."""
     clock, refused = Clock(), []
     accounts = Accounts(Allowance(tokens_per_minute=60), refused.append, clock)
-    with accounts.request(A) as account:
-        accounts.spend(account, 90)  # one token a second: thirty are owed
-    with pytest.raises(ServerFull, match="60 tokens a minute") as caught, accounts.request(A):
-        pass
-    assert caught.value.retry_seconds == pytest.approx(30)
-    with accounts.request(B):
-        pass
+    assert_served(accounts, A, 90)  # one token a second: thirty are owed
+    full = assert_full(accounts, A, "60 tokens a minute")
+    assert full.retry_seconds == pytest.approx(30)
+    assert_served(accounts, B)
     clock.now += 31
-    with accounts.request(A):
-        pass
-    assert refused == ["tokens_per_minute"]
-
-
-def test_what_is_not_used_is_not_saved_up() -> None:
-    clock = Clock()
-    accounts = Accounts(Allowance(tokens_per_minute=60), clock=clock)
-    with accounts.request(A):
-        pass
+    assert_served(accounts, A)
     clock.now += 3600
-    with accounts.request(A) as account:
-        accounts.spend(account, 61)
-    with pytest.raises(ServerFull), accounts.request(A):
-        pass
+    assert_served(accounts, A, 61)
+    assert_full(accounts, A)
+    assert refused == ["tokens_per_minute"] * 2
 
 
 def test_a_long_prompt_is_refused_by_its_field() -> None:
@@ -79,20 +72,14 @@ def test_an_identity_may_have_limits_of_its_own() -> None:
         with pytest.raises(InputError):
             accounts.check_prompt(account, "prompt", 6)
         # Its limit is taken back while two run: they go on, and a third has no place.
-        with pytest.raises(ServerFull), accounts.request(A):
-            pass
-    with accounts.request(A):
-        pass
+        assert_full(accounts, A)
+    assert_served(accounts, A)
 
 
 def test_accounts_that_owe_nothing_are_forgotten() -> None:
-    clock = Clock()
-    accounts = Accounts(Allowance(tokens_per_minute=60), clock=clock)
-    with accounts.request(A) as account:
-        accounts.spend(account, 1000)
+    accounts = Accounts(Allowance(tokens_per_minute=60), clock=Clock())
+    assert_served(accounts, A, 1000)
     for i in range(10_000):
-        with accounts.request(Identity(f"{i}")):
-            pass
+        assert_served(accounts, Identity(f"{i}"))
     assert len(accounts) <= 5000
-    with pytest.raises(ServerFull), accounts.request(A):
-        pass
+    assert_full(accounts, A)

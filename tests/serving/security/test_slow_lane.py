@@ -1,11 +1,11 @@
 """Who waits in the slow lane is served by what they have had of it, one at a time."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
+
+import pytest
 
 from ssd_serving.security.slow_lane import HALF_SECONDS, SlowLane
-from tests.waiting import HANG_SECONDS
+from tests.event_loop import on_event_loop
 
 
 class Served:
@@ -23,79 +23,51 @@ class Served:
             self.now += seconds
 
 
-def run(work: Callable[[Served], Coroutine[Any, Any, None]]) -> Served:
+@on_event_loop
+async def test_the_next_is_whoever_has_had_least() -> None:
     served = Served()
-
-    async def main() -> None:
-        async with asyncio.timeout(HANG_SECONDS):
-            await work(served)
-
-    asyncio.run(main())
-    return served
+    hogs = [served.take("hog", 2.0) for _ in range(4)]
+    await asyncio.gather(*hogs, served.take("other", 0.5), served.take("other", 0.5))
+    assert served.names == ["hog", "other", "other", "hog", "hog", "hog"]
 
 
-def test_the_next_is_whoever_has_had_least() -> None:
-    async def work(served: Served) -> None:
-        hogs = [served.take("hog", 2.0) for _ in range(4)]
-        await asyncio.gather(*hogs, served.take("other", 0.5), served.take("other", 0.5))
-
-    assert run(work).names == ["hog", "other", "other", "hog", "hog", "hog"]
-
-
-def test_what_was_had_long_ago_counts_no_more() -> None:
-    async def work(served: Served) -> None:
-        await served.take("hog", 8.0)
-        await served.take("other", 1.0)
-        served.now += 20 * HALF_SECONDS
-        await served.take("third", 1.0)
-        await asyncio.gather(*(served.take(name, 1.0) for name in ("third", "hog", "other")))
-
-    assert run(work).names[-3:] == ["third", "hog", "other"]
+@on_event_loop
+async def test_what_was_had_long_ago_counts_no_more() -> None:
+    served = Served()
+    await served.take("hog", 8.0)
+    await served.take("other", 1.0)
+    served.now += 20 * HALF_SECONDS
+    await served.take("third", 1.0)
+    await asyncio.gather(*(served.take(name, 1.0) for name in ("third", "hog", "other")))
+    assert served.names[-3:] == ["third", "hog", "other"]
 
 
-def test_who_leaves_holds_nobody_up() -> None:
-    """While waiting, and just when the turn has come."""
+@pytest.mark.parametrize(
+    ("leaves", "names"), [("waits", "bcd"), ("begins", "cd"), ("would begin", "bcd")]
+)
+@on_event_loop
+async def test_who_leaves_holds_nobody_up(leaves: str, names: str) -> None:
+    """While waiting, when the turn has come and nothing has begun, or in the same turn of the
+    event loop, not knowing yet of the cancellation."""
+    served, go_on = Served(), asyncio.Event()
 
-    async def work(served: Served) -> None:
-        go_on = asyncio.Event()
+    async def hold() -> None:
+        async with served.lane.turn("first"):
+            await go_on.wait()
 
-        async def hold() -> None:
-            async with served.lane.turn("first"):
-                await go_on.wait()
-
-        holding = asyncio.ensure_future(hold())
-        await asyncio.sleep(0)
-        waiting = [asyncio.ensure_future(served.take(name, 1.0)) for name in ("a", "b", "c")]
-        await asyncio.sleep(0)
+    holding = asyncio.ensure_future(hold())
+    await asyncio.sleep(0)
+    waiting = [asyncio.ensure_future(served.take(name, 1.0)) for name in "abc"]
+    await asyncio.sleep(0)
+    if leaves != "would begin":
         waiting[0].cancel()
-        go_on.set()
+    go_on.set()
+    if leaves == "begins":
         while not holding.done():
             await asyncio.sleep(0)
-        waiting[1].cancel()  # its turn has come, and it has not begun
-        await asyncio.gather(*waiting, return_exceptions=True)
-        await served.take("d", 1.0)
-
-    assert run(work).names == ["c", "d"]
-
-
-def test_who_leaves_just_when_it_would_be_its_turn_holds_nobody_up() -> None:
-    """In the same turn of the event loop: it does not know yet that it is cancelled."""
-
-    async def work(served: Served) -> None:
-        done = asyncio.get_running_loop().create_future()
-
-        async def hold() -> None:
-            async with served.lane.turn("first"):
-                await done
-
-        holding = asyncio.ensure_future(hold())
-        await asyncio.sleep(0)
-        waiting = asyncio.ensure_future(served.take("a", 1.0))
-        await asyncio.sleep(0)
-        done.set_result(None)
-        waiting.cancel()
-        await asyncio.gather(holding, waiting, return_exceptions=True)
-        assert holding.exception() is None
-        await served.take("b", 1.0)
-
-    assert run(work).names == ["b"]
+        waiting[1].cancel()
+    waiting[0].cancel()
+    await asyncio.gather(holding, *waiting, return_exceptions=True)
+    assert holding.exception() is None
+    await served.take("d", 1.0)
+    assert "".join(served.names) == names

@@ -1,9 +1,5 @@
 """Requests with a grammar join the others when it is compiled, and only then."""
 
-import pytest
-
-from ssd_engine.checkpoints.model_config import load_model_config
-from ssd_engine.checkpoints.model_store import resolve_model
 from ssd_engine.errors import InputError
 from ssd_engine.grammar.compiler import GrammarCompiler
 from ssd_engine.grammar.follower import GrammarFollower
@@ -11,19 +7,10 @@ from ssd_engine.grammar.spec import Grammar, GrammarKind
 from ssd_engine.sampling.params import SamplingParams
 from ssd_engine.text.completion import StopRules
 from ssd_engine.text.token_ids import pack_tokens
-from ssd_engine.text.tokenizer import Tokenizer
 from ssd_target.engine.grammar_admission import Admitted, GrammarAdmission
 from ssd_target.records.engine_records import Submit
 from ssd_target.records.speculation_options import Mode, SpeculationRequest
 from tests.waiting import wait_until
-
-
-@pytest.fixture(scope="module")
-def compiler() -> GrammarCompiler:
-    directory = resolve_model("stories-target")
-    config = load_model_config(directory)
-    tokenizer = Tokenizer(directory, config)
-    return GrammarCompiler(tokenizer.serialized(), config.vocab_size, config.eos_token_ids)
 
 
 def submit(sequence: int, source: str) -> Submit:

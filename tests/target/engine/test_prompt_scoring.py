@@ -1,10 +1,10 @@
 """Log probabilities of prompts: transformers' own, however a prompt is cut and whoever runs."""
 
+import itertools
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,15 +13,13 @@ from transformers import PreTrainedModel
 
 from ssd_engine.execution.runner import SCORED_ROWS, ModelRunner
 from ssd_engine.forward.batch import Chunk, Part
-from ssd_engine.forward.result import PendingForward, Score
+from ssd_engine.forward.result import Score
 from ssd_engine.sampling.params import Logprobs
 from ssd_engine.sampling.scoring import score_tokens
-from ssd_target.engine.core import EngineCore
-from ssd_target.records.speculation_options import SpeculationOptions
-from ssd_target.speculation.coordinator import SpeculationCoordinator
-from tests.harness import BLOCK, Request, Result, make_core, make_runner, run, submit, unpack_scores
+from ssd_target.records.engine_records import StepOutput
+from tests.harness import Request, make_core, make_runner, run, submit, unpack_scores
 from tests.random_models import make_model
-from tests.synchronous import DrawsNothing
+from tests.target.engine.devices import make_engine
 from tests.thread_ranks import ThreadRanks
 
 LENGTHS = (1, 2, 17, 130, 300)
@@ -63,10 +61,9 @@ def test_they_are_those_of_transformers(
     oracle: PreTrainedModel, runner: ModelRunner, prefill_chunk: int
 ) -> None:
     """Alone, and in one prefill with others that ask for more, less or nothing: to the bit."""
-    prompts = [make_prompt(length) for length in LENGTHS]
     scored = [
-        Request(prompt, max_tokens=3, prompt_logprobs=(0, 3, 20)[i % 3])
-        for i, prompt in enumerate(prompts)
+        Request(make_prompt(length), max_tokens=3, prompt_logprobs=(0, 3, 20)[i % 3])
+        for i, length in enumerate(LENGTHS)
     ]
     others = [Request(make_prompt(length, 1), max_tokens=3) for length in (5, 40, 200)]
     together = run(make_core(runner, prefill_chunk=prefill_chunk), [*scored, *others])
@@ -127,81 +124,51 @@ def test_a_sequence_that_is_set_aside_hears_them_once(
     runner: ModelRunner, steps: int, replay_rows: int
 ) -> None:
     """In the middle of its prefill, which takes five steps, and after it."""
-    requests = [
-        Request(make_prompt(20), max_tokens=12),
-        Request(make_prompt(150), max_tokens=6, prompt_logprobs=2),
-    ]
-    alone = run(make_engine(runner, replay_rows), [requests[1]])[0]
-    core = make_engine(runner, replay_rows)
-    results = follow(core, requests, {steps: lambda: set_aside(core, 1)})
+    scored = Request(make_prompt(150), max_tokens=6, prompt_logprobs=2)
+    (alone,) = run(make_engine(runner, replay_rows=replay_rows), [scored])
+    core = make_engine(runner, replay_rows=replay_rows)
+    step, taken = core.step, itertools.count(1)
+
+    def step_and_set_aside() -> StepOutput:
+        result = step()
+        if next(taken) == steps:
+            sequence = core.scheduler._running[1]
+            core.scheduler._set_aside(sequence)
+            core.speculator.set_aside(sequence)
+        return result
+
+    core.step = step_and_set_aside  # type: ignore[method-assign]
+    _, result = run(core, [Request(make_prompt(20), max_tokens=12), scored])
     assert core.scheduler.counters.set_aside == 1
-    assert results[1].tokens == alone.tokens
-    assert results[1].prompt_logprobs == alone.prompt_logprobs
+    assert result.tokens == alone.tokens
+    assert result.prompt_logprobs == alone.prompt_logprobs
 
 
-def make_engine(runner: ModelRunner, replay_rows: int) -> EngineCore:
-    plain = SpeculationCoordinator(SpeculationOptions(), runner.config.vocab_size)
-    table = [b""] * runner.config.vocab_size
-    return EngineCore(runner, table, BLOCK, 4, 2 * BLOCK, plain, replay_rows)
+@pytest.mark.parametrize("length", [20, 60])
+def test_a_prompt_whose_logits_are_no_numbers_fails_alone(
+    runner: ModelRunner, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first rows that are scored are NaN."""
+    forward = runner.forward
 
-
-def set_aside(core: EngineCore, sequence_id: int) -> None:
-    sequence = core.scheduler._running[sequence_id]
-    core.scheduler._set_aside(sequence)
-    core.speculator.set_aside(sequence)
-
-
-def follow(
-    core: EngineCore, requests: Sequence[Request], happens: dict[int, Callable[[], None]]
-) -> list[Result]:
-    """``happens``: after so many steps."""
-    results, step = [Result() for _ in requests], 0
-    for index, request in enumerate(requests):
-        core.handle(submit(index, request))
-    while core.has_work:
-        for delta in core.step().deltas:
-            result, top_n = results[delta.sequence], requests[delta.sequence].prompt_logprobs
-            if delta.prompt_scores:
-                assert not result.tokens
-                result.prompt_logprobs += unpack_scores(delta.prompt_scores, top_n or 0)
-            result.tokens += delta.tokens
-        step += 1
-        happens.get(step, lambda: None)()
-        core.check_integrity()
-    return results
-
-
-class ScoresNonsense(DrawsNothing):
-    """A runner that gives NaN to the first rows that are scored."""
-
-    asynchronous = chains = False
-    gap_seconds = 0.0
-
-    def __init__(self, runner: ModelRunner) -> None:
-        self._runner = runner
-        self.config, self.num_blocks = runner.config, runner.num_blocks
-
-    def forward(
-        self, parts: Sequence[Part], launched: Callable[[], None], score: Score
+    def forward_and_break(
+        parts: Sequence[Part],
+        launched: Callable[[], None] | None = None,
+        score: Score = lambda logits: None,
     ) -> Tensor | None:
         def break_and_score(logits: Tensor) -> None:
             score(torch.full_like(logits, torch.nan) if parts[0].start == 0 else logits)
 
-        return self._runner.forward(parts, launched, break_and_score)
+        return forward(parts, launched, break_and_score)
 
-    def step(self, *about: Any) -> PendingForward:
-        return self._runner.step(*about)
-
-
-@pytest.mark.parametrize("length", [20, 60])
-def test_a_prompt_whose_logits_are_no_numbers_fails_alone(runner: ModelRunner, length: int) -> None:
-    core = make_engine(ScoresNonsense(runner), 0)  # type: ignore[arg-type]
+    monkeypatch.setattr(runner, "forward", forward_and_break)
+    core = make_engine(runner, replay_rows=0)
     core.handle(submit(0, Request(make_prompt(length), max_tokens=4, prompt_logprobs=0)))
     core.handle(submit(1, Request(make_prompt(9), max_tokens=4)))
     deltas = [delta for _ in range(12) for delta in core.step().deltas]
-    (failed,) = [delta for delta in deltas if delta.sequence == 0]
+    (failed,) = (delta for delta in deltas if delta.sequence == 0)
     assert failed.finished
     assert "non-finite" in (failed.error or "")
-    assert sum(len(delta.tokens) for delta in deltas if delta.sequence == 1) == 4
+    assert sum(len(delta.tokens) for delta in deltas) == 4
     assert not core.has_work
     core.check_integrity()

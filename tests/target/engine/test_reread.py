@@ -1,7 +1,7 @@
 """Rows before a prefix hit are computed once more for heads: a window of them, piece by piece, in
 blocks of nobody, and only where nothing is in the way."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
@@ -24,6 +24,7 @@ from ssd_target.records.speculation_options import (
     SpeculationOptions,
     SpeculationRequest,
 )
+from ssd_target.scheduling.sequence import Sequence
 from ssd_target.speculation.coordinator import SpeculationCoordinator
 from ssd_target.speculation.endpoints.feature_feed import FeatureFeed
 from ssd_target.speculation.head_drafter import HeadDrafter
@@ -47,16 +48,16 @@ class Telling(ByForward):
         self.boundaries: tuple[int, ...] = ()
         self.on_forward: Callable[[Chunk], None] = lambda chunk: None
 
-    def prepare_watch(self, boundaries: Sequence[int]) -> bool:
+    def prepare_watch(self, boundaries: tuple[int, ...]) -> bool:
         return True
 
-    def watch(self, boundaries: Sequence[int]) -> None:
-        self.boundaries = tuple(boundaries)
+    def watch(self, boundaries: tuple[int, ...]) -> None:
+        self.boundaries = boundaries
 
     def beside_forwards(self) -> AbstractContextManager[object]:
         return nullcontext()
 
-    def _forward(self, parts: Sequence[Part], launched: Callable[[], None], *_: Any) -> Tensor:
+    def _forward(self, parts: list[Part], launched: Callable[[], None], *_: Any) -> Tensor:
         launched()
         chunks = [cast(Chunk, part) for part in parts]
         self.chunks += chunks
@@ -70,7 +71,7 @@ class Telling(ByForward):
         logits[:, 5] = 1.0
         return logits
 
-    def step(self, parts: Sequence[Any], draws: Sequence[Any], *launched: Any) -> ImmediateForward:
+    def step(self, parts: list[Any], draws: list[Any], *launched: Any) -> ImmediateForward:
         return ImmediateForward(lambda: self._forward(parts, *launched), lambda: self.features)
 
 
@@ -123,12 +124,19 @@ class Target:
             frames = DraftFrames(1, 1, [FeatureRequest(number, 0, 0)], None)
             self.core.handle_link(frames)
 
-    def step(self) -> list[Chunk]:
+    def step(self, checked: bool = True) -> list[Chunk]:
         """Returns what was computed once more."""
         before = len(self.runner.chunks)
         self.core.step()
-        self.core.check_integrity()
+        if checked:
+            self.core.check_integrity()
         return [each for each in self.runner.chunks[before:] if each.end <= CACHED]
+
+    def sequence(self, number: int) -> Sequence:
+        return self.core.scheduler._running[number]
+
+    def set_aside(self, number: int) -> None:
+        self.core.scheduler._set_aside(self.sequence(number))
 
     def steps(self, count: int) -> list[Chunk]:
         return [chunk for _ in range(count) for chunk in self.step()]
@@ -149,58 +157,29 @@ def spans(chunks: list[Chunk]) -> list[tuple[int, int]]:
 
 
 def test_a_window_is_computed_once_more_from_its_end_on() -> None:
+    """It is written where nobody reads."""
     target = Target(window=64)
-    target.begin(1)
-    chunks = target.steps(8)
-    end = len(PROMPT) + 1
-    assert spans(chunks) == [(64, 96), (36, 64)]
-    assert target.feed.counters.reread == 60
-    told = target.told(1)
-    assert told[0] == 36
-    assert told == [*range(36, 36 + len(told))]
-    assert told[-1] >= end
-    assert target.feed.counters.missed == 36  # they are before the window
-    assert not target.feed.lacks
-
-
-def test_what_is_kept_is_not_computed_once_more() -> None:
-    target = Target()
-    target.feed.kept._max_bytes = 1 << 20
-    target.submit(5, PROMPT[:60] + [1] * 60)  # of the rest its features are kept
-    target.steps(12)
-    target.core.handle(Cancel(5))
-    target.steps(1)
-    again = PROMPT[:60] + [1] * 60 + [2] * 8
-    target.runner.chunks.clear()
-    target.submit(6, again)
-    target.step()
-    target.core.handle_link(DraftFrames(1, 1, [FeatureRequest(6, 0, 100)], None))
-    target.steps(4)
-    assert target.told(6)[0] == 100
-    assert target.feed.counters.reread == 0
-
-
-def test_it_is_written_where_nobody_reads() -> None:
-    target = Target()
 
     def check(chunk: Chunk) -> None:
-        if chunk.end > CACHED:
-            return
-        written = chunk.blocks[chunk.start // BLOCK :]
-        assert len(written) == -(-len(chunk.tokens) // BLOCK)
-        assert set(written) <= set(target.pool._empty)
-        [sequence] = target.core.scheduler._running.values()
-        assert chunk.blocks[: chunk.start // BLOCK] == sequence.blocks[: chunk.start // BLOCK]
-        assert chunk.tokens == PROMPT[chunk.start : chunk.end]
-        checked.append(chunk)
+        if chunk.end <= CACHED:
+            blocks, begin = target.sequence(1).blocks, chunk.start // BLOCK
+            written = chunk.blocks[begin:]
+            assert len(written) == -(-len(chunk.tokens) // BLOCK)
+            assert set(written) <= set(target.pool._empty)
+            assert chunk.blocks[:begin] == blocks[:begin]
+            assert chunk.tokens == PROMPT[chunk.start : chunk.end]
 
-    checked: list[Chunk] = []
     target.runner.on_forward = check
     target.begin(1)
     cached = target.pool.num_cached
-    target.steps(3)
-    assert len(checked) == 2
+    assert spans(target.steps(8)) == [(64, 96), (36, 64)]
     assert target.pool.num_cached >= cached
+    told = target.told(1)
+    assert told == [*range(36, 36 + len(told))]
+    assert told[-1] > len(PROMPT)
+    assert target.feed.counters.reread == 60
+    assert target.feed.counters.missed == 36  # they are before the window
+    assert not target.feed.lacks
 
 
 def test_where_there_is_no_room_it_is_given_up() -> None:
@@ -210,19 +189,11 @@ def test_where_there_is_no_room_it_is_given_up() -> None:
     held = target.pool.open((), (target.pool.num_available - 6) * BLOCK)
     assert held is not None
     for _ in range(2):
-        assert not any(chunk.end <= CACHED for chunk in _step_without_checks(target))
+        assert not target.step(checked=False)  # the lease is nobody's
     assert not target.feed.lacks
     held.release()
     assert target.steps(3) == []
-    assert target.told(1)[0] == CACHED
-    assert target.feed.counters.missed == CACHED
-
-
-def _step_without_checks(target: Target) -> list[Chunk]:
-    """A lease of the test's own is nobody's."""
-    before = len(target.runner.chunks)
-    target.core.step()
-    return target.runner.chunks[before:]
+    assert target.told(1)[0] == target.feed.counters.missed == CACHED
 
 
 @pytest.mark.parametrize("how", ["cancelled", "set aside", "left"])
@@ -233,32 +204,20 @@ def test_nothing_is_computed_for_who_is_gone(how: str) -> None:
     assert set(target.feed.lacks) == {1}
     assert spans(target.step()) == [(64, 96)]
     assert set(target.feed.lacks) == {1, 2}
-    sequence = target.core.scheduler._running[1]
     if how == "cancelled":
         target.core.handle(Cancel(1))
     elif how == "set aside":
-        target.core.scheduler._set_aside(sequence)
+        sequence = target.sequence(1)
+        target.set_aside(1)
         target.speculator.set_aside(sequence)
     else:
         target.speculator.endpoints.leave(target.speculator._sequences[1], "a test")
     assert set(target.feed.lacks) == {2}
-    blocks = target.core.scheduler._running[2].blocks
+    blocks = target.sequence(2).blocks
     chunks = target.steps(4)
     assert spans(chunks)[:2] == [(64, 96), (36, 64)]
     assert all(chunk.blocks[:9] == blocks[:9] for chunk in chunks[:2])
     assert target.told(2)[0] == 36
-
-
-def test_a_sequence_without_blocks_is_given_up() -> None:
-    target = Target()
-    target.begin(1)
-    target.step()
-    sequence = target.core.scheduler._running[1]
-    target.core.scheduler._set_aside(sequence)
-    target.feed.lacks[1] = range(32, 64)  # as if nobody had heard of it
-    reread = target.core._loop._reread
-    reread.run(prompts_first=False)
-    assert not target.feed.lacks
 
 
 def test_prompts_go_first_but_not_for_ever() -> None:
@@ -271,10 +230,10 @@ def test_prompts_go_first_but_not_for_ever() -> None:
         target.step()
         if target.feed.counters.reread > before:
             steps.append(number)
-    assert len(steps) == 2
-    assert steps[0] >= PATIENCE
-    assert steps[1] - steps[0] == PATIENCE + 1
-    assert target.core.scheduler._running[2].num_written < CHUNK * 40  # prompts all the time
+    first, second = steps
+    assert first >= PATIENCE
+    assert second - first == PATIENCE + 1
+    assert target.sequence(2).num_written < CHUNK * 40  # prompts all the time
 
 
 def test_a_head_inside_and_an_endpoint_are_told_by_one_forward() -> None:
@@ -306,13 +265,12 @@ def test_no_piece_is_longer_than_a_prefill(missing: range) -> None:
     target = Target(window=1024)
     target.submit(1, [3] * 201, Mode.OFF)
     target.steps(8)
-    sequence = target.core.scheduler._running[1]
     reread = RereadForward(
         target.runner, target.core.scheduler, target.speculator, CHUNK, NoTrace()
     )
     left, starts = missing, []
     while left:
-        chunk = reread._chunk(sequence, left)
+        chunk = reread._chunk(target.sequence(1), left)
         assert chunk is not None
         assert chunk.end == left.stop
         assert chunk.start % BLOCK == 0

@@ -58,10 +58,10 @@ def test_what_else_a_message_has_is_left_as_it_is() -> None:
     assert parsed(messages[1]).num_text_bytes == len("id1typefunctionfunctionnamefarguments") + 2
 
 
-def test_texts_in_parts_are_lines_of_one_text() -> None:
-    parts = [{"type": "text", "text": text} for text in ("one", "", "two")]
-    assert parsed({"role": "user", "content": parts}).messages[0]["content"] == "one\n\ntwo"
-    assert parsed({"role": "user", "content": []}).messages[0]["content"] == ""
+@pytest.mark.parametrize(("texts", "content"), [(("one", "", "two"), "one\n\ntwo"), ((), "")])
+def test_texts_in_parts_are_lines_of_one_text(texts: tuple[str, ...], content: str) -> None:
+    parts = [{"type": "text", "text": text} for text in texts]
+    assert parsed({"role": "user", "content": parts}).messages[0]["content"] == content
 
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:"}}
@@ -132,12 +132,29 @@ def test_what_is_no_list_in_json_is_refused(data: bytes) -> None:
         parse_chat(pb.ChatPrompt(messages_json=data))
 
 
-def test_messages_come_in_one_way() -> None:
-    both = as_fields("Hi", messages_json=b"[]")
-    with pytest.raises(InputError, match=r"^chat.messages_json: is in place of chat.messages"):
-        parse_chat(both)
-    with pytest.raises(InputError, match=r"^chat.messages: is empty"):
-        parse_chat(pb.ChatPrompt())
+@pytest.mark.parametrize(
+    ("chat", "words"),
+    [
+        (as_fields("Hi", messages_json=b"[]"), "chat.messages_json: is in place of chat.messages"),
+        (pb.ChatPrompt(), "chat.messages: is empty"),
+        (
+            as_json(USER, continue_final_message=True, add_generation_prompt=True),
+            "chat.continue_final_message: cannot be together",
+        ),
+        (
+            as_json(USER, {"role": "assistant"}, continue_final_message=True),
+            "chat.messages_json[1].content: must be a text",
+        ),
+        (
+            as_json(USER, {"role": "assistant", "content": None}, continue_final_message=True),
+            "chat.messages_json[1].content: must be a text",
+        ),
+    ],
+)
+def test_what_contradicts_itself_is_refused(chat: pb.ChatPrompt, words: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse_chat(chat)
+    assert str(caught.value).startswith(words)
 
 
 @pytest.mark.parametrize(
@@ -158,23 +175,11 @@ def test_a_turn_begins_unless_the_last_message_is_continued(
         assert (options.add_generation_prompt, options.continue_final_message) == (opens, continues)
 
 
-def test_what_cannot_be_continued_is_refused() -> None:
-    with pytest.raises(InputError, match=r"^chat.continue_final_message: cannot be together"):
-        parsed(USER, continue_final_message=True, add_generation_prompt=True)
-    for last in ({"role": "assistant"}, {"role": "assistant", "content": None}):
-        with pytest.raises(InputError, match=r"^chat.messages_json\[1\].content: must be a text"):
-            parsed(USER, last, continue_final_message=True)
-
-
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"é": [1.5]}}}
 
 
-def with_tools(data: bytes) -> ParsedChat:
-    return parsed(USER, tools_json=data)
-
-
 def test_tools_are_left_as_they_are() -> None:
-    chat = with_tools(json.dumps([TOOL, {}]).encode())
+    chat = parsed(USER, tools_json=json.dumps([TOOL, {}]).encode())
     assert chat.tools == [TOOL, {}]
     assert chat.num_text_bytes == 2 + len("typefunctionfunctionnamefparameters") + 2
     assert parsed(USER).tools == []
@@ -197,7 +202,7 @@ def test_tools_are_left_as_they_are() -> None:
 )
 def test_wrong_tools_are_named_by_their_place(data: bytes, words: str) -> None:
     with pytest.raises(InputError) as caught:
-        with_tools(data)
+        parsed(USER, tools_json=data)
     assert str(caught.value).startswith(words)
 
 

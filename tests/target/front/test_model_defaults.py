@@ -6,12 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
 from ssd.v1 import target_pb2 as pb
 from ssd_client.terminal.render import model_info_json
-from ssd_engine.checkpoints.model_config import load_model_config
 from ssd_engine.checkpoints.model_store import resolve_model
 from ssd_engine.errors import InputError
 from ssd_engine.text.tokenizer import Tokenizer
@@ -82,8 +80,7 @@ def test_a_request_that_names_nothing_has_the_models_options(server: TargetProce
 
 
 def test_what_is_named_comes_before_them(server: TargetProcess) -> None:
-    named = {**DEFAULTS, "top_k": 1}
-    greedy = generate(server, chat("A lamb."), **named)
+    greedy = generate(server, chat("A lamb."), **{**DEFAULTS, "top_k": 1})
     assert generate(server, chat("A lamb."), top_k=1).tokens == greedy.tokens
 
 
@@ -91,54 +88,51 @@ def test_the_target_tells_what_is_in_force(server: TargetProcess) -> None:
     info = server.stub().GetModelInfo(pb.GetModelInfoRequest(), timeout=HANG_SECONDS)
     assert model_info_json(info)["sampling_defaults"] == DEFAULTS
     assert list(info.eos_token_ids) == [1, 300]
+    assert (info.dtype, info.max_model_len, info.has_chat_template) == ("float32", 2048, True)
+    assert info.chat_format == pb.ChatFormat(tools="hermes")
     assert "sampling defaults: temperature 0.6, top_k 20, top_p 0.9" in server.log()
 
 
-def test_the_template_is_the_operators_and_knows_further_names(server: TargetProcess) -> None:
-    lengths = [
-        generate(server, chat("A lamb.", **names)).finish.usage.prompt_tokens
-        for names in ({}, {"enable_thinking": False}, {"enable_thinking": True, "times": 4})
-    ]
-    assert lengths[0] == lengths[1] < lengths[2] - 4
-
-
-def test_the_template_names_tools_and_tells_how_they_are_called(server: TargetProcess) -> None:
-    stub = server.stub()
-    info = stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=HANG_SECONDS)
-    assert info.chat_format == pb.ChatFormat(tools="hermes")
-    prompt = chat("A lamb.")
-    prompt.tools_json = b'[{"function": {"name": "bleat"}}]'
-    tokens = stub.Tokenize(pb.TokenizeRequest(chat=prompt), timeout=HANG_SECONDS).tokens
-    assert b'A lamb. <tool_call>[{"function": {"name": "bleat"}}]<|story|>' in b"".join(tokens)
-    told = generate(server, prompt).finish.usage.prompt_tokens
-    assert told == len(tokens) > generate(server, chat("A lamb.")).finish.usage.prompt_tokens
-
-
-@pytest.mark.parametrize("name", ["messages", "bos_token", "tokenize", "_hidden", "a b"])
-def test_names_that_are_the_servers_own_are_refused(name: str, server: TargetProcess) -> None:
-    with pytest.raises(grpc.RpcError) as caught:
-        generate(server, chat("A lamb.", **{name: 1}))
-    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-    assert f"chat.template_kwargs: {name!r} is no name" in caught.value.details()
+def test_the_template_is_the_operators_and_knows_tools_and_further_names(
+    server: TargetProcess,
+) -> None:
+    tools = chat("A lamb.")
+    tools.tools_json = b'[{"function": {"name": "bleat"}}]'
+    for prompt, expected in (
+        (chat("A lamb."), b"A lamb.<|story|>"),
+        (chat("A lamb.", enable_thinking=False), b"A lamb.<|story|>"),
+        (chat("A lamb.", enable_thinking=True, times=2), b"A lamb. Think. Think.<|story|>"),
+        (tools, b'A lamb. <tool_call>[{"function": {"name": "bleat"}}]<|story|>'),
+    ):
+        request = pb.TokenizeRequest(chat=prompt)
+        tokens = server.stub().Tokenize(request, timeout=HANG_SECONDS).tokens
+        assert b"".join(tokens) == b"<|bos|><|user|>" + expected
+        assert generate(server, prompt).finish.usage.prompt_tokens == len(tokens)
 
 
 def test_neutral_options_where_the_operator_wants_them(model: Path) -> None:
     """Texts differ then, so a request is not resumed from one such server on the other."""
-    plans = [
+    own, neutral = (
         plan_target(TargetConfig(str(model), generation_config=each)).target
         for each in ("model", "none")
-    ]
-    assert plans[1].sampling.options()["top_k"] == 0
-    assert plans[1].model.eos_token_ids == (1, 300)
-    assert plans[0].fingerprint(plans[0].load_tokenizer()) != plans[1].fingerprint(
-        plans[1].load_tokenizer()
     )
+    assert neutral.sampling.options()["top_k"] == 0
+    assert neutral.model.eos_token_ids == (1, 300)
+    assert own.fingerprint(own.load_tokenizer()) != neutral.fingerprint(neutral.load_tokenizer())
 
 
-def test_names_for_the_template_are_bounded() -> None:
-    directory = resolve_model("stories-target")
-    config = load_model_config(directory)
-    limits = RequestLimits(config.vocab_size, 512, 512, config.eos_token_ids)
-    request = pb.GenerateRequest(chat=chat("x", long="y" * 20_000))
-    with pytest.raises(InputError, match=r"^chat.template_kwargs: at most 16384 bytes"):
-        parse_request(request, Tokenizer(directory, config), limits)
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        *((name, 1, f"'{name}' is no name") for name in ("messages", "bos_token", "tokenize")),
+        *((name, 1, f"'{name}' is no name") for name in ("_hidden", "a b")),
+        ("long", "y" * 20_000, "at most 16384 bytes"),
+    ],
+)
+def test_names_for_the_template_are_bounded_and_none_of_the_servers_own(
+    name: str, value: Any, words: str, tokenizer: Tokenizer
+) -> None:
+    limits = RequestLimits(4096, 512, 512, (1,))
+    request = pb.GenerateRequest(chat=chat("A lamb.", **{name: value}))
+    with pytest.raises(InputError, match=rf"^chat.template_kwargs: {words}"):
+        parse_request(request, tokenizer, limits)

@@ -1,18 +1,18 @@
 """Chats whose templates take long are read last, and hold nobody up."""
 
 import asyncio
-import json
-import shutil
+from pathlib import Path
 
 import pytest
 
 from ssd.v1 import target_pb2 as pb
 from ssd_engine.checkpoints.model_config import load_model_config
 from ssd_engine.checkpoints.model_store import resolve_model
-from ssd_engine.text.tokenizer import Tokenizer
+from ssd_engine.text.tokenizer import ChatTemplate, Tokenizer
 from ssd_serving.security.allowances import Allowance, Identity, IdentityAccount
 from ssd_target.front.parsing import Parser
 from ssd_target.front.requests import ParsedRequest, RequestLimits
+from tests.event_loop import on_event_loop
 from tests.waiting import HANG_SECONDS
 
 LONG = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
@@ -21,15 +21,10 @@ LIMITS = RequestLimits(vocab_size=4096, max_model_len=512, kv_tokens=512, eos_to
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+def tokenizer() -> Tokenizer:
     shipped = resolve_model("stories-target")
-    folder = tmp_path_factory.mktemp("chats")
-    for file in shipped.glob("*.json"):
-        shutil.copy(file, folder / file.name)
-    config = json.loads((folder / "tokenizer_config.json").read_text())
-    changed = json.dumps({**config, "chat_template": TEMPLATE})
-    (folder / "tokenizer_config.json").write_text(changed)
-    tokenizer = Tokenizer(folder, load_model_config(shipped))
+    template = ChatTemplate(Path("chats.jinja"), TEMPLATE)
+    tokenizer = Tokenizer(shipped, load_model_config(shipped), template)
     tokenizer.check_template()
     return tokenizer
 
@@ -49,14 +44,12 @@ class Chats:
 
 
 @pytest.mark.parametrize("who", ["hog-0", "other"])
-def test_short_chats_pass_long_ones_of_anybody(who: str, tokenizer: Tokenizer) -> None:
-    async def work() -> None:
-        chats = Chats(tokenizer)
-        long = [chats.send(f"hog-{i % 4}", "long") for i in range(8)]
-        await asyncio.sleep(0)
-        async with asyncio.timeout(HANG_SECONDS):
-            for _ in range(3):
-                assert (await chats.send(who, "short")).prompt
-        assert not any(each.done() for each in long)
-
-    asyncio.run(work())
+@on_event_loop
+async def test_short_chats_pass_long_ones_of_anybody(who: str, tokenizer: Tokenizer) -> None:
+    chats = Chats(tokenizer)
+    long = [chats.send(f"hog-{i % 4}", "long") for i in range(8)]
+    await asyncio.sleep(0)
+    async with asyncio.timeout(HANG_SECONDS):
+        for _ in range(3):
+            assert (await chats.send(who, "short")).prompt
+    assert not any(each.done() for each in long)

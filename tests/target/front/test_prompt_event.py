@@ -4,8 +4,6 @@ import numpy as np
 import pytest
 
 from ssd.v1 import target_pb2 as pb
-from ssd_engine.checkpoints.model_config import load_model_config
-from ssd_engine.checkpoints.model_store import resolve_model
 from ssd_engine.text.token_ids import unpack_tokens
 from ssd_engine.text.tokenizer import Tokenizer
 from ssd_target.front.prompt_event import MAX_TOKENS, SCORED_TOKENS, PromptEvents
@@ -14,12 +12,6 @@ TEXT = "<|user|>Zoë said: 東京 🙂<|story|>"
 NO_TOKEN = -1
 TABLE = [b"<|bos|>", b"a", b"\xe2\x82", b"\xac", b" b"]
 BOS, A, EURO_1, EURO_2, B = range(len(TABLE))
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    directory = resolve_model("stories-target")
-    return Tokenizer(directory, load_model_config(directory))
 
 
 def merged(events: list[pb.GenerateResponse]) -> pb.GeneratePrompt:
@@ -34,27 +26,23 @@ def merged(events: list[pb.GenerateResponse]) -> pb.GeneratePrompt:
     return whole
 
 
+def events_of(tokenizer: Tokenizer, prompt: list[int]) -> PromptEvents:
+    return PromptEvents(tokenizer.spelled_bytes, prompt)
+
+
 @pytest.mark.parametrize("count", [1, 2, 7, 1000])
 def test_control_tokens_are_spelled_and_characters_stay_whole(
     tokenizer: Tokenizer, count: int
 ) -> None:
+    """But for one within which a prompt ends."""
     prompt = tokenizer.encode(TEXT)
-    events = PromptEvents(tokenizer.spelled_bytes, prompt)
+    events = events_of(tokenizer, prompt)
     whole = merged([events.event(count) for _ in range(0, len(prompt), count)])
     assert unpack_tokens(whole.token_ids) == prompt
     assert whole.text.endswith(TEXT)
     assert not whole.logprobs
-
-
-def test_a_prompt_that_ends_within_a_character_ends_with_its_replacement(
-    tokenizer: Tokenizer,
-) -> None:
-    prompt = tokenizer.encode("🙂")[:-1]
-    assert (
-        PromptEvents(tokenizer.spelled_bytes, prompt)
-        .event(len(prompt))
-        .prompt.text.endswith("\ufffd")
-    )
+    cut = tokenizer.encode("🙂")[:-1]
+    assert events_of(tokenizer, cut).event(len(cut)).prompt.text.endswith("\ufffd")
 
 
 def test_long_prompts_come_in_several_events(tokenizer: Tokenizer) -> None:
@@ -64,7 +52,7 @@ def test_long_prompts_come_in_several_events(tokenizer: Tokenizer) -> None:
     lines = np.full((count, 5), NO_TOKEN, dtype=np.int32)
     lines[:, 0] = (-np.arange(count, dtype=np.float32)).view(np.int32)
     lines[:, 1], lines[:, 3] = prompt[1:], lines[:, 0]
-    events = PromptEvents(tokenizer.spelled_bytes, prompt)
+    events = events_of(tokenizer, prompt)
     told = [events.first(), *events.scored(lines.tobytes(), 2)]
     assert len(told) > 3
     whole = merged(told)

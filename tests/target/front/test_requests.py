@@ -51,17 +51,14 @@ def full_request() -> pb.GenerateRequest:
 def marked(field: str) -> pb.GenerateRequest:
     """The full request with MARK in one string."""
     message = full_request()
-    if field == "request_id":
-        message.request_id = MARK
-    elif field == "text":
-        message.text = MARK
+    if field in ("request_id", "text"):
+        setattr(message, field, MARK)
     elif field == "stop.strings":
         message.stop.strings.append(MARK)
     else:
-        role = MARK if field.endswith("role") else "user"
-        content = MARK if field.endswith("content") else "hello"
+        said = {"role": "user", "content": "hello", field.rpartition(".")[2]: MARK}
         message.chat.messages.add(role="system", content="be brief")
-        message.chat.messages.add(role=role, content=content)
+        message.chat.messages.add(**said)
         message.chat.messages_json = b"\xff"
         message.chat.add_generation_prompt = message.chat.continue_final_message = True
     return message
@@ -80,11 +77,6 @@ def test_a_string_that_is_not_utf8_is_refused(field: str, bad: bytes) -> None:
         parse_message(data.replace(MARK.encode(), bad))
 
 
-def test_bytes_fields_may_hold_anything() -> None:
-    message = pb.GenerateRequest(token_ids=b"\xff\xfe\x80\xc0", generated_token_ids=b"\xff" * 8)
-    assert parse_message(message.SerializeToString()) == message
-
-
 def test_fields_that_a_later_version_added_are_passed_over() -> None:
     unknown = (
         b"\xf8\x07\x96\x01"  # field 127, varint
@@ -95,53 +87,39 @@ def test_fields_that_a_later_version_added_are_passed_over() -> None:
         parse_message(unknown + b"\x12\x01\xff")
 
 
-@pytest.mark.parametrize("data", [b"\xff", b"\x0b", b"\x12\x7f", b"\x12", b"\x0f", b"\x09\x00"])
+CUT = pb.GenerateRequest(text="a€").SerializeToString()[:-1]  # no string is to blame
+
+
+@pytest.mark.parametrize(
+    "data", [b"\xff", b"\x0b", b"\x12\x7f", b"\x12", b"\x0f", b"\x09\x00", CUT]
+)
 def test_what_is_no_message_at_all_is_refused_as_such(data: bytes) -> None:
     with pytest.raises(InputError, match="is not a GenerateRequest message") as error:
         parse_message(data)
     assert error.value.field == "request"
 
 
-@given(st.binary(max_size=60))
-@settings(max_examples=share(4000), derandomize=True, deadline=None)
-def test_any_bytes_are_parsed_or_refused(data: bytes) -> None:
-    check(data)
-
-
 @given(st.data())
-@settings(max_examples=share(4000), derandomize=True, deadline=None)
+@settings(max_examples=share(8000), derandomize=True, deadline=None)
 def test_a_damaged_request_is_parsed_or_refused(data: st.DataObject) -> None:
     message = bytearray(marked(data.draw(st.sampled_from(FIELDS))).SerializeToString())
     for _ in range(data.draw(st.integers(1, 3))):
         message[data.draw(st.integers(0, len(message) - 1))] = data.draw(st.integers(0, 255))
-    check(bytes(message))
-
-
-def check(data: bytes) -> None:
-    """No other error than the one for users."""
     try:
-        message = pb.GenerateRequest.FromString(data)
+        expected = pb.GenerateRequest.FromString(bytes(message))
     except DecodeError:
-        with pytest.raises(InputError):
-            parse_message(data)
+        with pytest.raises(InputError):  # and no other
+            parse_message(bytes(message))
     else:
-        parsed = parse_message(data)  # floats may be NaN, which equals nothing
-        assert parsed.SerializeToString(deterministic=True) == message.SerializeToString(
-            deterministic=True
-        )
+        parsed = parse_message(bytes(message))  # floats may be NaN, which equals nothing
+        written = [each.SerializeToString(deterministic=True) for each in (parsed, expected)]
+        assert written[0] == written[1]
 
 
 @pytest.mark.parametrize("asked", [{"chosen": True}, {"top_n": 2}, {"prompt": True}])
 def test_made_up_acceptance_has_no_log_probabilities(asked: dict[str, int]) -> None:
     with pytest.raises(InputError, match="makes acceptance up"):
         parse_logprobs(pb.LogprobOptions(**asked), synthetic=True)  # type: ignore[arg-type]
-
-
-def test_a_message_that_was_cut_is_not_blamed_on_a_string() -> None:
-    data = pb.GenerateRequest(text="a€").SerializeToString()
-    with pytest.raises(InputError) as error:
-        parse_message(data[:-1])
-    assert error.value.field == "request"
 
 
 @pytest.mark.timeout(150)

@@ -1,7 +1,5 @@
 """Metrics of a target that no running pair of the tests shows: drafts of every kind."""
 
-import asyncio
-
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -14,6 +12,7 @@ from ssd_target.links.link_state import DraftLinkState
 from ssd_target.links.links import Links
 from ssd_target.records.engine_records import EndpointStats, TargetEngineStats
 from ssd_target.records.speculation_stats import SpeculationStats
+from tests.event_loop import on_event_loop
 
 ADDRESSES = tuple(f"127.0.0.1:{port}" for port in range(1, 6))
 
@@ -26,21 +25,18 @@ def counts(collector: DraftCollector) -> dict[tuple[str, str], float]:
 
 
 @pytest.mark.parametrize("inside", ["model", "head", None])
-def test_drafts_are_counted_by_kind_and_place(inside: str | None) -> None:
-    async def scenario() -> dict[tuple[str, str], float]:
-        links = Links(ADDRESSES, [], [], lambda record: None, lambda: 0)
-        links.start(TargetIdentity("t", "f", 10, 3, None))
-        for link, kind in zip(links.links.values(), ("head", "head", "ngram", UNKNOWN, "model"),
-                              strict=True):  # fmt: skip
-            link.report.up("a draft", kind)
-            link.state = DraftLinkState.UP
-        link.report.down(LinkBroken("silent", "gone"))  # the last one
-        link.state = DraftLinkState.WAITING
-        found = counts(DraftCollector(links, inside))
-        await links.stop()
-        return found
-
-    found = asyncio.run(scenario())
+@on_event_loop
+async def test_drafts_are_counted_by_kind_and_place(inside: str | None) -> None:
+    links = Links(ADDRESSES, [], [], lambda record: None, lambda: 0)
+    links.start(TargetIdentity("t", "f", 10, 3, None))
+    kinds = ("head", "head", "ngram", UNKNOWN, "model")
+    for link, kind in zip(links.links.values(), kinds, strict=True):
+        link.report.up("a draft", kind)
+        link.state = DraftLinkState.UP
+    link.report.down(LinkBroken("silent", "gone"))
+    link.state = DraftLinkState.WAITING
+    found = counts(DraftCollector(links, inside))
+    await links.stop()
     assert found.keys() == {(kind, place) for kind in KINDS for place in ("inside", "endpoint")}
     there = {("head", "endpoint"): 2, ("ngram", "endpoint"): 1, (UNKNOWN, "endpoint"): 1}
     if inside is not None:
@@ -67,18 +63,15 @@ def test_features_and_planes_are_those_of_the_engine() -> None:
     links = Links((), [], [], lambda record: None, lambda: 0)
     registry = TargetMetrics(lambda: stats, lambda: 1, links, 5).registry
     found = {
-        name: registry.get_sample_value(name)
-        for name in (
-            "ssd_feature_rows_total",
-            "ssd_feature_bytes_total",
-            "ssd_feature_rows_missed_total",
-            "ssd_feature_rows_reread_total",
-            "ssd_feature_requests_total",
-            "ssd_feature_requests_refused_total",
-            "ssd_kept_features_bytes",
-        )
+        "ssd_feature_rows_total": 7,
+        "ssd_feature_bytes_total": 7 * 96,
+        "ssd_feature_rows_missed_total": 2,
+        "ssd_feature_rows_reread_total": 3,
+        "ssd_feature_requests_total": 5,
+        "ssd_feature_requests_refused_total": 4,
+        "ssd_kept_features_bytes": 1024,
     }
-    assert list(found.values()) == [7, 7 * 96, 2, 3, 5, 4, 1024]
+    assert found == {name: registry.get_sample_value(name) for name in found}
     kinds = {kind: {"stream": "features", "kind": kind} for kind in ("nccl", "tcp")}
     up = {kind: registry.get_sample_value("ssd_planes", labels) for kind, labels in kinds.items()}
     assert up == {"nccl": 1, "tcp": 0}

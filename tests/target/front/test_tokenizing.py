@@ -84,11 +84,17 @@ def test_what_is_no_prompt_is_refused(fields: dict[str, Any], words: str) -> Non
     assert str(caught.value).startswith(words)
 
 
-def test_tokens_that_the_model_does_not_have_are_refused_by_name() -> None:
-    with pytest.raises(InputError, match=r"^token_ids\[1\]: token 70000 is not in the vocabulary"):
-        spelled([5, 70_000])
-    with pytest.raises(InputError, match=rf"^token_ids: {TOO_LONG} 65 tokens"):
-        spelled([5] * 65)
-    with pytest.raises(InputError, match=r"^token_ids: 3 bytes are not a multiple of 4"):
-        detokenize(pb.DetokenizeRequest(token_ids=b"abc"), tokenizer(), LIMITS, None)
+@pytest.mark.parametrize(
+    ("token_ids", "words"),
+    [
+        (pack_tokens([5, 70_000]), r"^token_ids\[1\]: token 70000 is not in the vocabulary"),
+        (pack_tokens([5] * 65), rf"^token_ids: {TOO_LONG} 65 tokens"),
+        (b"abc", r"^token_ids: 3 bytes are not a multiple of 4"),
+    ],
+)
+def test_tokens_that_the_model_does_not_have_are_refused_by_name(
+    token_ids: bytes, words: str
+) -> None:
+    with pytest.raises(InputError, match=words):
+        detokenize(pb.DetokenizeRequest(token_ids=token_ids), tokenizer(), LIMITS, None)
     assert spelled([]) == ""

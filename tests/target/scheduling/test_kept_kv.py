@@ -4,22 +4,19 @@ import pytest
 
 from ssd_engine.kvcache.block_pool import BlockPool
 from ssd_engine.kvcache.swap import Swap
-from ssd_engine.sampling.params import SamplingParams
-from ssd_engine.text.completion import StopRules
 from ssd_target.scheduling.kept_kv import KeptKV, KeptOptions
 from ssd_target.scheduling.sequence import Sequence
+from tests.target.sequences import make_sequence
 
 BLOCK = 4
 
 
 def running(pool: BlockPool, number: int, blocks: int) -> Sequence:
-    rules = StopRules(100)
-    prompt = [number] * (BLOCK * blocks)
-    sequence = Sequence(number, prompt, [], SamplingParams(0), rules, None, [b"x"] * 100)
-    sequence.lease = pool.open([], len(prompt))
+    sequence = make_sequence(number, [number] * (BLOCK * blocks))
+    sequence.num_written = BLOCK * blocks
+    sequence.lease = pool.open([], BLOCK * blocks)
     assert sequence.lease is not None
-    sequence.lease.grow(len(prompt))
-    sequence.num_written = len(prompt)
+    sequence.lease.grow(BLOCK * blocks)
     return sequence
 
 
@@ -41,8 +38,10 @@ def test_places_are_found_where_others_have_left_them() -> None:
     assert kept.num_blocks == 4
     again = running(pool, 5, 1)
     assert kept.keep(again) == [Swap(True, 2, again.blocks)]
-    kept.check_integrity([first, third, again])
     assert kept.num_kept == 4
+    kept.check_integrity([first, third, again])
+    with pytest.raises(RuntimeError, match="places of no sequence"):
+        kept.check_integrity([])
 
 
 def test_what_the_prefix_cache_has_is_not_brought_back() -> None:
@@ -65,11 +64,3 @@ def test_what_is_quicker_is_done(token_seconds: float, copied: bool) -> None:
     kept = make(6, block_seconds=0.2)
     kept.prefilled(10, 10 * token_seconds)
     assert bool(kept.keep(running(BlockPool(20, BLOCK), 1, 2))) == copied
-
-
-def test_books_that_do_not_agree_do_not_pass_the_check() -> None:
-    pool, kept = BlockPool(20, BLOCK), make(6)
-    sequence = running(pool, 1, 2)
-    kept.keep(sequence)
-    with pytest.raises(RuntimeError, match="places of no sequence"):
-        kept.check_integrity([])

@@ -3,10 +3,9 @@
 import pytest
 
 from ssd_engine.kvcache.block_pool import BlockPool
-from ssd_engine.sampling.params import SamplingParams
-from ssd_engine.text.completion import StopRules
 from ssd_target.scheduling.scheduler import Scheduler
 from ssd_target.scheduling.sequence import Sequence, SequenceState
+from tests.target.sequences import make_sequence
 
 CHUNK, BLOCK = 64, 16
 
@@ -15,15 +14,12 @@ class Reading:
     """A scheduler whose sequences are never finished; what is read is written down."""
 
     def __init__(self, max_num_seqs: int = 64) -> None:
-        self.scheduler = Scheduler(BlockPool(100_000, BLOCK), max_num_seqs, CHUNK)
+        self.scheduler = Scheduler(BlockPool(20_000, BLOCK), max_num_seqs, CHUNK)
         self.sequences: list[Sequence] = []
 
     def add(self, owner: str, length: int) -> Sequence:
         number = len(self.sequences) + 1
-        prompt = [number] * length
-        rules = StopRules(1000)
-        sampling = SamplingParams(seed=1)
-        sequence = Sequence(number, prompt, [], sampling, rules, None, [b""] * 2000, owner)
+        sequence = make_sequence(number, [number] * length, owner=owner)
         self.sequences.append(sequence)
         self.scheduler.add(sequence)
         return sequence
@@ -43,30 +39,29 @@ class Reading:
             count += 1
         return count
 
+    def add_many(self, owner: str, count: int) -> None:
+        """Long ones."""
+        for _ in range(count):
+            self.add(owner, 20 * CHUNK)
 
-def test_a_short_prompt_does_not_wait_for_the_long_ones_of_others() -> None:
+    def read_of(self, owner: str, steps: int = 20) -> int:
+        """In so many steps, forwards for an owner."""
+        return [each for _ in range(steps) for each, _ in self.step()].count(owner)
+
+
+@pytest.mark.parametrize(("owner", "most"), [("other", 1), ("one", 2)])
+def test_a_short_prompt_passes_the_long_ones_of_anybody(owner: str, most: int) -> None:
     reading = Reading()
-    for _ in range(20):
-        reading.add("greedy", 20 * CHUNK)
+    reading.add_many("one", 20)
     reading.step()
-    assert reading.steps_until_read(reading.add("other", 10)) == 1
-
-
-def test_a_short_prompt_passes_the_long_ones_of_its_own_identity() -> None:
-    reading = Reading()
-    for _ in range(20):
-        reading.add("one", 20 * CHUNK)
-    reading.step()
-    assert reading.steps_until_read(reading.add("one", 10)) <= 2
+    assert reading.steps_until_read(reading.add(owner, 10)) <= most
 
 
 def test_identities_get_equal_shares_whatever_they_ask_for() -> None:
     reading = Reading()
-    for _ in range(15):
-        reading.add("many", 20 * CHUNK)
-    reading.add("few", 20 * CHUNK)
-    read = [owner for _ in range(20) for owner, _ in reading.step()]
-    assert abs(read.count("few") - 10) <= 1
+    reading.add_many("many", 15)
+    reading.add_many("few", 1)
+    assert abs(reading.read_of("few") - 10) <= 1
 
 
 def test_what_was_begun_is_ended_before_the_next_one_of_its_length() -> None:
@@ -88,14 +83,10 @@ def test_the_longest_prompt_is_read_while_short_ones_come_without_end() -> None:
 
 def test_one_that_was_idle_has_saved_nothing() -> None:
     reading = Reading()
-    for _ in range(10):
-        reading.add("busy", 20 * CHUNK)
-    for _ in range(50):
-        reading.step()
-    for _ in range(10):
-        reading.add("new", 20 * CHUNK)
-    read = [owner for _ in range(20) for owner, _ in reading.step()]
-    assert abs(read.count("busy") - 10) <= 1
+    reading.add_many("busy", 10)
+    reading.read_of("busy", 50)
+    reading.add_many("new", 10)
+    assert abs(reading.read_of("busy") - 10) <= 1
 
 
 def test_short_prompts_share_a_forward() -> None:

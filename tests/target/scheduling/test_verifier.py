@@ -1,7 +1,6 @@
 """Verification: a round with guesses ends as plain decoding would, whatever was guessed."""
 
 import math
-from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from dataclasses import replace
 from functools import partial
@@ -17,17 +16,12 @@ from torch import Tensor
 
 from ssd_engine.forward.batch import Chunk, Draw
 from ssd_engine.forward.result import ForwardResult, RejectionVerdict
-from ssd_engine.sampling.guesses import drawn_guesses, sample_row
 from ssd_engine.sampling.params import MAX_TOP_LOGPROBS, Logprobs, SamplingParams
 from ssd_engine.sampling.rejection import SampledSpeculation
 from ssd_engine.sampling.reported import ReportedLogprobs
 from ssd_engine.sampling.sampler import SampleRow, logprobs, sample
 from ssd_engine.speculation.speculation import Speculation
 from ssd_engine.text.completion import StopRules
-from ssd_engine.text.token_ids import pack_tokens
-from ssd_target.engine.core import EngineCore
-from ssd_target.records.engine_records import Delta, Submit
-from ssd_target.records.speculation_options import SpeculationOptions, SpeculationRequest
 from ssd_target.scheduling.sequence import Sequence, SequenceState
 from ssd_target.scheduling.verifier import (
     DraftDistributions,
@@ -37,12 +31,10 @@ from ssd_target.scheduling.verifier import (
     verify,
 )
 from ssd_target.scheduling.work import Work, extended
-from ssd_target.speculation.coordinator import SpeculationCoordinator
 from tests.suite.scale import share
-from tests.synchronous import ByForward
+from tests.target import sequences
 
 VOCAB = 40
-TOKEN_BYTES = [b"x"] * VOCAB
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "greedy": dict(temperature=0.0),
@@ -55,17 +47,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def make_sequence(options: dict[str, Any], sequence_id: int = 1, **changes: Any) -> Sequence:
-    sequence = Sequence(
-        sequence_id,
-        prompt=changes.get("prompt", [1, 2, 3]),
-        generated=changes.get("generated", [4, 5]),
-        sampling=SamplingParams(seed=changes.get("seed", 9), **options),
-        rules=StopRules(max_tokens=100),
-        num_logprobs=changes.get("num_logprobs"),
-        token_bytes=TOKEN_BYTES,
-    )
-    sequence.state = changes.get("state", SequenceState.DECODE)
+def make_sequence(options: dict[str, Any], number: int = 1, **changes: Any) -> Sequence:
+    sampling = SamplingParams(seed=changes.pop("seed", 9), **options)
+    state = changes.pop("state", SequenceState.DECODE)
+    given = {"generated": [4, 5], "rules": StopRules(max_tokens=100), **changes}
+    sequence = sequences.make_sequence(number, [1, 2, 3], sampling=sampling, **given)
+    sequence.state = state
     return sequence
 
 
@@ -112,20 +99,7 @@ def test_a_round_ends_in_the_tokens_of_plain_decoding(k: int, options: dict[str,
             if a < k:
                 guesses[a] = (guesses[a] + 1) % VOCAB
             outcome = verify_one(round_of(sequence, guesses), logits)
-            assert (outcome.accepted, outcome.tokens) == (a, plain[: a + 1])
-
-
-@pytest.mark.parametrize("name", ["penalties", "greedy penalties"])
-def test_the_history_of_a_row_has_the_guesses_before_it(name: str) -> None:
-    """Rows of equal logits: without the guesses in the history all would draw alike."""
-    differ = 0
-    for seed in range(20):
-        sequence = make_sequence({**OPTIONS[name], "temperature": 0.0}, seed=seed)
-        logits = make_logits(1, seed).expand(4, -1)
-        plain = plain_decoding(sequence, logits)
-        assert verify_one(round_of(sequence, plain[:3]), logits).tokens == plain
-        differ += len(set(plain)) > 1
-    assert differ == 20
+            assert outcome == RoundOutcome(range(a), plain[: a + 1], None)
 
 
 @pytest.mark.parametrize("wire", [False, True], ids=["looked up", "drawn from a draft's"])
@@ -150,28 +124,12 @@ def test_rejection_takes_nothing_that_is_banned(wire: bool) -> None:
             assert set(outcome.tokens[1:]) <= {7}
 
 
-def test_rows_of_a_round_are_drawn_at_their_own_positions() -> None:
-    """Equal logits and no penalties: only the position tells the rows apart."""
-    sequence = make_sequence(dict(temperature=1.0))
-    logits = torch.zeros(8, VOCAB)
-    plain = plain_decoding(sequence, logits)
-    assert len(set(plain)) > 4
-    assert verify_one(round_of(sequence, plain[:7]), logits).tokens == plain
-
-
 def test_the_last_piece_of_a_prompt_gives_one_token_and_has_no_guesses() -> None:
     sequence = make_sequence(OPTIONS["penalties"], state=SequenceState.PREFILL)
-    logits = make_logits(1, 3)
-    outcome = verify_one(last_prefill(sequence), logits)
-    assert (outcome.accepted, outcome.tokens) == (0, plain_decoding(sequence, logits))
-
-
-def test_a_prompt_is_not_taken_for_guesses() -> None:
-    sequence = make_sequence(dict(temperature=0.0), prompt=[1, 2, 3], state=SequenceState.PREFILL)
     logits = torch.zeros(1, VOCAB)
     logits[0, 2] = 9.0  # the prompt's second token
     outcome = verify_one(last_prefill(sequence), logits)
-    assert (outcome.accepted, outcome.tokens) == (0, [2])
+    assert (outcome.accepted, outcome.tokens) == (0, plain_decoding(sequence, logits))
 
 
 @given(st.data())
@@ -195,56 +153,6 @@ def test_rounds_together_end_as_each_does_alone(data: st.DataObject) -> None:
     assert together == [verify_one(w, rows) for w, rows in zip(works, logits, strict=True)]
 
 
-# Heads that are grown: logits of filler tokens follow those of the vocabulary
-
-
-def with_filler(values: Tensor, width: int, value: float) -> Tensor:
-    return torch.cat((values, values.new_full((len(values), width - VOCAB), value)), dim=1)
-
-
-def drawn_round(sequence: Sequence, seed: int) -> tuple[Work, Tensor]:
-    """Of two tokens, and what they were drawn from [2, VOCAB]."""
-    history = (sequence.sampling, sequence.prompt, sequence.output)
-    rows = [sample_row(*history, [6][:i]) for i in range(2)]
-    tokens, wire = drawn_guesses(make_logits(2, seed), rows, [3, 3], [1.0, 1.0])
-    return round_of(sequence, tokens), wire
-
-
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize(
-    ("target_width", "draft_widths"),
-    [
-        (70, (VOCAB, VOCAB)),
-        (70, (60, 60)),
-        (60, (70, 70)),
-        (VOCAB, (70, 70)),
-        (70, (60, VOCAB)),  # a draft model of the target's own, and what an endpoint has sent
-    ],
-)
-def test_rejection_ends_alike_whatever_target_and_draft_are_grown_to(
-    options: dict[str, Any], target_width: int, draft_widths: tuple[int, int]
-) -> None:
-    """The third round's token was looked up, not drawn."""
-
-    def outcomes(works: list[Work], logits: Tensor, wires: list[Tensor]) -> list[Any]:
-        return [
-            *verify(
-                works,
-                ForwardResult(lambda: logits),
-                [*map(DraftDistributions, wires), DraftDistributions(None)],
-            )
-        ]
-
-    for seed in range(share(40)):
-        sequences = [make_sequence(options, i, seed=seed + 100 * i) for i in range(3)]
-        drafted = [drawn_round(sequence, seed + i) for i, sequence in enumerate(sequences[:2])]
-        works = [*(work for work, _ in drafted), round_of(sequences[2], [6])]
-        wires, logits = [wire for _, wire in drafted], make_logits(8, seed)
-        wider = [with_filler(w, n, 0.0) for w, n in zip(wires, draft_widths, strict=True)]
-        ours = outcomes(works, with_filler(logits, target_width, -4000.0), wider)
-        assert ours == outcomes(works, logits, wires)
-
-
 # Log probabilities
 
 
@@ -261,11 +169,6 @@ def test_logprobs_are_the_models_own_whatever_the_options(options: dict[str, Any
     for line, token, value in zip(expected, outcome.tokens, outcome.logprobs, strict=False):
         assert value.chosen == pytest.approx(line[token], abs=1e-5)
         assert [token for token, _ in value.top] == np.argsort(-line)[:3].tolist()
-
-
-def test_without_being_asked_for_there_are_no_logprobs() -> None:
-    outcome = verify_one(round_of(make_sequence({}), []), make_logits(1, 0))
-    assert outcome.logprobs is None
 
 
 # Grammars
@@ -294,9 +197,7 @@ def test_what_can_be_drawn_is_before_a_grammar_ends(options: dict[str, Any], dra
     if not drawable:
         assert outcome == NothingDrawn("a bound was reached", "grammar")
     else:
-        assert isinstance(outcome, RoundOutcome)
-        assert outcome.tokens == plain[:drawable]
-        assert outcome.accepted == drawable - 1
+        assert outcome == RoundOutcome(range(drawable - 1), plain[:drawable], None)
 
 
 class OneWay:
@@ -378,41 +279,35 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize("broken", BROKEN)
+@pytest.mark.parametrize("broken", [*BROKEN, "as the device says"])
 def test_broken_logits_fail_their_own_round_alone(broken: str, options: dict[str, Any]) -> None:
+    """But those of the second round's last row, which is after a wrong guess."""
     logits = make_logits(6, 1)
     first, second = make_sequence(options, 1, seed=1), make_sequence(options, 2, seed=2)
+    (token,) = plain_decoding(second, logits[3:4])
     works = [
         round_of(first, plain_decoding(first, logits[:3])[:2]),
-        round_of(second, plain_decoding(second, logits[3:5])[:1]),
+        round_of(second, [(token + 1) % VOCAB]),
         last_prefill(make_sequence(options, 3, seed=3, state=SequenceState.PREFILL)),
     ]
     healthy = verify(works, ForwardResult(lambda: logits))
-    for row, hit in ((0, 0), (2, 0), (3, 1), (4, 1), (5, 2)):
-        bad = logits.clone()
-        BROKEN[broken](bad[row])
-        outcomes = verify(works, ForwardResult(partial(torch.clone, bad)))
-        assert isinstance(outcomes[hit], NothingDrawn)
-        for i in range(3):
-            if i != hit:
-                assert outcomes[i] == healthy[i]
-
-
-def test_broken_logits_after_a_wrong_guess_do_not_matter() -> None:
-    """Plain decoding never sees them: a draft must not be able to fail a request."""
-    sequence = make_sequence(dict(temperature=1.0))
-    logits = make_logits(3, 1)
-    plain = plain_decoding(sequence, logits)
-    wrong = (plain[0] + 1) % VOCAB
-    logits[1:] = math.nan
-    assert verify_one(round_of(sequence, [wrong, 5]), logits).tokens == plain[:1]
+    for row, hit in ((0, 0), (2, 0), (3, 1), (4, None), (5, 2)):
+        if broken in BROKEN:
+            bad = logits.clone()
+            BROKEN[broken](bad[row])
+            outcomes = verify(works, ForwardResult(partial(torch.clone, bad)))
+        else:
+            outcomes = verify(works, drawn_on_device(works, logits, [row]))
+        assert [isinstance(each, NothingDrawn) for each in outcomes] == [i == hit for i in range(3)]
+        assert [o == h for o, h in zip(outcomes, healthy, strict=True)] == [
+            i != hit for i in range(3)
+        ]
 
 
 def test_a_token_without_probability_is_no_broken_row() -> None:
-    sequence = make_sequence(dict(temperature=1.0))
     logits = make_logits(1, 2)
     logits[0, 5:] = -math.inf
-    assert verify_one(round_of(sequence, []), logits).tokens[0] < 5
+    assert verify_one(round_of(make_sequence(dict(temperature=1.0)), []), logits).tokens[0] < 5
 
 
 def row_of(draw: Draw, tokens: Rows[int]) -> SampleRow:
@@ -469,21 +364,6 @@ def test_rounds_end_alike_wherever_their_tokens_are_drawn() -> None:
     assert all(isinstance(each, RoundOutcome) and each.accepted >= 2 for each in expected)
 
 
-def test_a_row_that_the_device_calls_broken_fails_its_round_if_it_counts() -> None:
-    plain = OPTIONS["plain"]
-    works = [round_of(make_sequence(plain, i), [6, 7]) for i in range(2)]
-    logits = make_logits(6, seed=9)
-    own = plain_decoding(works[0].sequence, logits[:2])
-    works[0] = round_of(works[0].sequence, [own[0], (own[1] + 1) % VOCAB])  # one is right
-    after, before = verify(works, drawn_on_device(works, logits, [2])), [0, 1]
-    assert isinstance(after[0], RoundOutcome)
-    assert after[0].accepted == 1
-    for row in before:
-        outcomes = verify(works, drawn_on_device(works, logits, [row]))
-        assert isinstance(outcomes[0], NothingDrawn)
-        assert isinstance(outcomes[1], RoundOutcome)
-
-
 def test_rounds_that_the_device_rejects_end_as_it_says() -> None:
     """Nobody looks at their logits. Broken rows count up to the last one that is emitted from."""
     sequence = make_sequence(OPTIONS["plain"], num_logprobs=2)
@@ -505,45 +385,3 @@ def test_rounds_that_the_device_rejects_end_as_it_says() -> None:
     for row in (0, 1):
         assert isinstance(end(verdict, [row]), NothingDrawn)
     assert isinstance(end(RejectionVerdict(1, -1, verdict.logprobs)), NothingDrawn)
-
-
-class BrokenForOne:
-    """A model that gives NaN to sequences whose first token is 0."""
-
-    def __init__(self) -> None:
-        self.first: dict[int, int] = {}  # block -> first token of the sequence that begins there
-
-    def forward(self, chunks: Rows[Chunk], launched: Callable[[], None], *_: Any) -> Tensor | None:
-        rows = []
-        for chunk in chunks:
-            if chunk.start == 0:
-                self.first[chunk.blocks[0]] = chunk.tokens[0]
-            broken = self.first[chunk.blocks[0]] == 0 and chunk.end > 4
-            rows += [torch.full((1, VOCAB), math.nan) if broken else torch.ones(1, VOCAB)]
-        return torch.cat(rows)
-
-
-def test_a_request_with_broken_logits_ends_with_an_error_and_the_others_go_on() -> None:
-    plain = SpeculationCoordinator(SpeculationOptions(), VOCAB)
-    core = EngineCore(ByForward(16, BrokenForOne().forward), TOKEN_BYTES, 4, 4, 64, plain)
-    for i in range(3):
-        prompt = pack_tokens([i, i, i])
-        params = SamplingParams(seed=i)
-        core.handle(
-            Submit(i, prompt, b"", params, StopRules(max_tokens=5), None, SpeculationRequest())
-        )
-    deltas: dict[int, list[Delta]] = {0: [], 1: [], 2: []}
-    for _ in range(20):
-        for delta in core.step().deltas:
-            deltas[delta.sequence].append(delta)
-        core.scheduler.check_integrity()
-    assert not core.has_work
-    last = deltas[0][-1]
-    assert last.finished
-    assert last.error is not None
-    assert "non-finite" in last.error
-    assert sum(len(delta.tokens) for delta in deltas[0]) == 2  # those before the failure
-    for healthy in (1, 2):
-        assert sum(len(delta.tokens) for delta in deltas[healthy]) == 5
-        assert [delta.error for delta in deltas[healthy]] == [None] * 5
-    assert core.stats().used_blocks == core.stats().reserved_blocks == 0

@@ -1,6 +1,7 @@
 """A request that names no mode gets the one that measures fastest; ssd is left for sync where that
 is faster. Time passes only here: what a round of each mode takes and gives is written down."""
 
+import itertools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +12,6 @@ import torch
 
 from ssd_engine.sampling.params import SamplingParams
 from ssd_engine.speculation.frames import Launch, Open, Source, TargetFrame
-from ssd_engine.text.completion import StopRules
 from ssd_target.config import TargetConfig, default_mode, modes
 from ssd_target.front.speculation_requests import speculation_stats
 from ssd_target.records.engine_records import DraftLinkUp
@@ -23,12 +23,10 @@ from ssd_target.records.speculation_options import (
 )
 from ssd_target.records.speculation_stats import SpeculationStats
 from ssd_target.scheduling.sequence import Sequence as TargetSequence
-from ssd_target.scheduling.verifier import RoundOutcome
 from ssd_target.speculation import sync as sync_module
 from ssd_target.speculation.coordinator import SpeculationCoordinator
 from ssd_target.speculation.endpoints import draft_endpoints as endpoints_module
 from ssd_target.speculation.endpoints.payoff import (
-    FIRST_PAUSE,
     FIRST_ROUNDS,
     STEADY_STEPS,
     Payoff,
@@ -38,6 +36,8 @@ from ssd_target.speculation.sync_drafter import DraftRow
 from tests.harness import Request, run
 from tests.simulation import Faults, Simulation
 from tests.speculation.scenarios import stories
+from tests.target.sequences import make_sequence
+from tests.target.speculation.rounds import end_plain_round
 
 AUTO, OFF, SYNC, SSD = Mode.AUTO, Mode.OFF, Mode.SYNC, Mode.SSD
 LINK, EPOCH, DEPTH = 1, 1, 3
@@ -98,20 +98,16 @@ class World:
             clock=lambda: self.now,
         )
         self.sequences: list[TargetSequence] = []
-        self.submitted = 0
+        self.numbers = itertools.count()
 
     def link(self) -> None:
         self.speculator.endpoints.connected(DraftLinkUp(LINK, EPOCH, False, 64, 1 << 20, DEPTH))
 
     def submit(self, mode: Mode, count: int = 1) -> None:
         for _ in range(count):
-            number = self.submitted
-            self.submitted += 1
-            sampling, rules = SamplingParams(seed=number), StopRules(1 << 19)
-            sequence = TargetSequence(number, [1, 2], [], sampling, rules, None, [b""] * 100)
-            sequence.speculation = SpeculationRequest(mode, depth=DEPTH)
+            sequence = make_sequence(next(self.numbers), [1, 2], mode=mode, depth=DEPTH)
             self.speculator.begin(sequence)
-            self._end_round(sequence)
+            end_plain_round(self.speculator, sequence)
             self.sequences.append(sequence)
 
     def run(self, rounds: int) -> list[Mode]:
@@ -126,15 +122,11 @@ class World:
         self.now += max(self.milliseconds(row.strategy.mode, len(rows)) for row in rows) / 1000
         measured = speculator.metrics.measure(rows)
         for sequence in self.sequences:
-            self._end_round(sequence)
+            end_plain_round(speculator, sequence)
         given = [EVEN[row.strategy.mode] for row in rows]
         speculator.metrics.observe(rows, measured.row_seconds, given, measured)
         speculator.check_integrity()
         return rows[0].strategy.mode
-
-    def _end_round(self, sequence: TargetSequence) -> None:
-        sequence.commit(7)
-        self.speculator.end_round(sequence, RoundOutcome(range(0), [7], None), 1)
 
     def stats(self) -> SpeculationStats:
         stats = self.speculator.end(self.sequences.pop(0).id)
@@ -157,22 +149,8 @@ def test_a_request_that_names_no_mode_gets_the_fastest(fastest: Mode) -> None:
     assert set(went) == {OFF, SYNC, SSD}  # nothing is believed untried
     assert went.count(fastest) > 0.85 * len(went)
     stats = running.stats()
-    assert [stats.rounds_in(mode) for mode in (OFF, SYNC, SSD)] == [
-        went.count(mode) for mode in (OFF, SYNC, SSD)
-    ]
-    said = speculation_stats(SpeculationRequest(AUTO), stats)
-    assert said.mode == int(fastest)
-
-
-def test_what_has_become_faster_is_found_by_a_probe() -> None:
-    script = {"fastest": OFF}
-    running = World(lambda mode, rows: FASTEST[script["fastest"]][mode])
-    running.link()
-    running.submit(AUTO)
-    assert running.run(100)[-1] is OFF
-    script["fastest"] = SSD
-    running.run(4 * FIRST_PAUSE)
-    assert running.run(100).count(SSD) > 90
+    assert all(stats.rounds_in(mode) == went.count(mode) for mode in (OFF, SYNC, SSD))
+    assert speculation_stats(SpeculationRequest(AUTO), stats).mode == int(fastest)
 
 
 def test_a_slow_mode_is_left_though_somebody_always_catches_up() -> None:
@@ -187,15 +165,12 @@ def test_a_slow_mode_is_left_though_somebody_always_catches_up() -> None:
     assert went.count(OFF) > 0.6 * len(went)
 
 
-def test_who_has_no_endpoint_misses_none() -> None:
-    running = world(SYNC, linked=False, endpoints=False)
-    running.run(50)
-    stats = running.stats()
-    assert stats.sync_rounds > 30
-    assert (stats.fallbacks, stats.disconnected) == ({}, 0)
-
-
 def test_a_mode_that_is_not_possible_is_not_tried() -> None:
+    """Who can have no endpoint misses none."""
+    running = world(SYNC, linked=False, endpoints=False)
+    assert set(running.run(400)) == {OFF, SYNC}
+    stats = running.stats()
+    assert (stats.fallbacks, stats.disconnected) == ({}, 0)
     assert set(world(SYNC, linked=False).run(400)) == {OFF, SYNC}
     assert set(world(SSD, drafts=False).run(400)) == {OFF, SSD}
 
@@ -209,41 +184,33 @@ def test_a_link_that_is_down_is_left_at_once() -> None:
     assert SSD in running.run(3)
 
 
-def test_ssd_is_left_for_sync_where_that_is_faster_even_if_it_was_named() -> None:
-    went = world(SYNC, mode=SSD).run(800)
-    assert went.count(SYNC) > 0.85 * len(went)
+@pytest.mark.parametrize(
+    ("fastest", "mode", "auto_off"),
+    [(OFF, OFF, True), (SYNC, OFF, True), (SSD, OFF, True), (OFF, SYNC, False), (OFF, SSD, False)],
+)
+def test_a_mode_that_is_named_is_kept(fastest: Mode, mode: Mode, auto_off: bool) -> None:
+    """Plain decoding always, others where the operator wants that."""
+    running = world(fastest, mode, auto_off=auto_off)
+    assert set(running.run(100)) == {mode}
+    if mode is SSD:
+        running.speculator.endpoints.disconnected(LINK, EPOCH)
+        assert set(running.run(3)) == {OFF}
 
 
-@pytest.mark.parametrize("fastest", [OFF, SYNC, SSD])
-def test_plain_decoding_that_is_named_is_kept(fastest: Mode) -> None:
-    assert set(world(fastest, mode=OFF).run(100)) == {OFF}
-
-
-@pytest.mark.parametrize("rows", [1, 8])
-def test_sync_is_left_for_plain_decoding_where_that_is_faster(rows: int) -> None:
-    running = world(OFF, mode=SYNC)
-    running.submit(SYNC, count=rows - 1)
+@pytest.mark.parametrize(
+    ("mode", "fastest", "rows"), [(SYNC, OFF, 1), (SYNC, OFF, 8), (SYNC, SYNC, 1), (SSD, SYNC, 1)]
+)
+def test_a_mode_that_is_named_is_left_where_another_is_faster(
+    mode: Mode, fastest: Mode, rows: int
+) -> None:
+    """Sync for plain decoding, ssd for sync."""
+    running = world(fastest, mode=mode)
+    running.submit(mode, count=rows - 1)
     went = running.run(1200)
-    assert set(went) == {OFF, SYNC}
-    assert went.count(OFF) > 0.9 * len(went)
-    assert running.stats().fallbacks["does not pay"] > 0
-
-
-def test_sync_that_pays_is_kept() -> None:
-    went = world(SYNC, mode=SYNC).run(800)
-    assert set(went) == {OFF, SYNC}  # a few to compare
-    assert went.count(SYNC) > 0.95 * len(went)
-
-
-def test_without_auto_off_sync_is_kept() -> None:
-    assert set(world(OFF, mode=SYNC, auto_off=False).run(100)) == {SYNC}
-
-
-def test_without_auto_off_ssd_is_kept() -> None:
-    running = world(OFF, mode=SSD, auto_off=False)
-    assert set(running.run(100)) == {SSD}
-    running.speculator.endpoints.disconnected(LINK, EPOCH)
-    assert set(running.run(3)) == {OFF}
+    assert {mode, OFF if mode is SYNC else SYNC} <= set(went)  # a few to compare
+    assert went.count(fastest) > 0.85 * len(went)
+    if fastest is OFF:
+        assert running.stats().fallbacks["does not pay"] > 0
 
 
 def test_rounds_to_compare_with_are_not_slowed_by_the_endpoint() -> None:
@@ -287,18 +254,6 @@ def test_a_verdict_is_kept_through_a_few_steps_of_another_size() -> None:
     assert payoff.current.without.value == pytest.approx(100)
     payoff.about_to_run(8)
     assert payoff.phase is TrialPhase.ON  # nothing is known of eight
-
-
-def test_the_next_round_of_what_is_left_plain_need_not_be_waited_for() -> None:
-    running = world(OFF)
-    plain = running.speculator.is_plain
-    assert not plain(running.sequences[0])
-    running.run(100)
-    assert plain(running.sequences[0])
-    running.speculator.launch(running.speculator.take_nothing(running.sequences))
-    while running.run(1) == [OFF]:
-        assert len(running.sent) < 10_000
-    assert not plain(running.sequences[0])
 
 
 @pytest.mark.parametrize(

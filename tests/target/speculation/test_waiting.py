@@ -1,5 +1,7 @@
 """Whether a forward waits for branches, and for how long at most (waiting.py)."""
 
+from typing import Any
+
 import pytest
 
 from ssd_engine.speculation.fan_out import expected_tokens
@@ -9,38 +11,23 @@ from ssd_target.speculation.waiting import LONGEST_WAIT, PATIENCE, worthwhile_wa
 EVEN = expected_tokens(0.8, 3) * 0.020 - 0.025
 
 
-def wait(
-    alpha: float = 0.8,
-    plain_seconds: float = 0.020,
-    verify_seconds: float = 0.025,
-    usual_seconds: float | None = 0.005,
-) -> float:
-    return worthwhile_wait(alpha, 3, plain_seconds, verify_seconds, usual_seconds)
-
-
-def test_a_quick_draft_is_waited_for_a_few_times_its_usual_delay() -> None:
-    assert wait() == pytest.approx(PATIENCE * 0.005)
-
-
-def test_waiting_ends_where_going_on_would_have_given_as_many_tokens() -> None:
-    assert wait(usual_seconds=0.030) == pytest.approx(EVEN)
-
-
-def test_a_draft_whose_delay_is_unknown_gets_the_benefit_of_the_doubt() -> None:
-    assert wait(usual_seconds=None) == pytest.approx(EVEN)
-
-
 @pytest.mark.parametrize(
-    "change",
+    ("change", "seconds"),
     [
-        {"usual_seconds": 0.040},  # slower than what waiting is worth
-        {"alpha": 0.0},  # one token either way
-        {"verify_seconds": 0.080},  # a verification costs more than plain steps
-        {"plain_seconds": 0.0},  # nothing measured yet
+        ({}, PATIENCE * 0.005),  # a quick draft: a few times its usual delay
+        ({"usual_seconds": 0.030}, EVEN),  # until going on would have given as many tokens
+        ({"usual_seconds": None}, EVEN),  # unknown: it gets the benefit of the doubt
+        ({"usual_seconds": 0.040}, 0.0),  # slower than what waiting is worth
+        ({"alpha": 0.0}, 0.0),  # one token either way
+        ({"verify_seconds": 0.080}, 0.0),  # a verification costs more than plain steps
+        ({"plain_seconds": 0.0}, 0.0),  # nothing measured yet
     ],
 )
-def test_what_would_not_pay_is_not_waited_for(change: dict[str, float]) -> None:
-    assert wait(**change) == 0.0
+def test_a_draft_is_waited_for_as_long_as_that_may_pay(
+    change: dict[str, Any], seconds: float
+) -> None:
+    usual = dict(alpha=0.8, depth=3, plain_seconds=0.020, verify_seconds=0.025, usual_seconds=0.005)
+    assert worthwhile_wait(**{**usual, **change}) == pytest.approx(seconds)
 
 
 def test_no_wait_is_longer_than_the_bound_whatever_was_measured() -> None:

@@ -26,24 +26,19 @@ def random_pair(random_target: Path, tmp_path_factory: pytest.TempPathFactory) -
     return Pair(random_target, directory)
 
 
-@pytest.fixture(scope="session")
-def clockwork_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("clockwork-target")
-    make_target(directory)
-    return directory
+def clockwork_pair(directory: Path, drafted: int) -> Pair:
+    make_target(directory / "target")
+    make_head(directory / "head", drafted)
+    return Pair(directory / "target", directory / "head")
 
 
 @pytest.fixture(scope="session")
-def clockwork(clockwork_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+def clockwork(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     """Every greedy guess is right that goes on from what was told."""
-    directory = tmp_path_factory.mktemp("clockwork-head")
-    make_head(directory, VOCAB)
-    return Pair(clockwork_target, directory)
+    return clockwork_pair(tmp_path_factory.mktemp("clockwork"), VOCAB)
 
 
 @pytest.fixture(scope="session")
-def few_tokens(clockwork_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+def few_tokens(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     """The head knows 40 of 64 tokens."""
-    directory = tmp_path_factory.mktemp("small-head")
-    make_head(directory, 40)
-    return Pair(clockwork_target, directory)
+    return clockwork_pair(tmp_path_factory.mktemp("few-tokens"), 40)

@@ -25,18 +25,10 @@ def kept(window: FeatureWindow, end: int) -> list[int]:
 def test_the_last_rows_are_kept_in_their_places() -> None:
     window = FeatureWindow(8)
     assert kept(window, 4) == []
-    for begin, end, first in ((0, 5, 0), (5, 7, 0), (7, 13, 5), (13, 14, 6)):
+    for begin, end, first in ((0, 5, 0), (5, 7, 0), (7, 13, 5), (13, 14, 6), (10, 60, 52)):
         window.take(begin, rows(begin, end))
-        assert kept(window, 40) == [*range(first, end)]
+        assert kept(window, 80) == [*range(first, end)]
         assert window.end == end
-
-
-def test_more_rows_than_there_are_places() -> None:
-    window = FeatureWindow(8)
-    window.take(0, rows(0, 30))
-    assert kept(window, 40) == [*range(22, 30)]
-    window.take(25, rows(25, 60))
-    assert kept(window, 80) == [*range(52, 60)]
 
 
 def test_gaps_rows_told_again_and_rows_of_long_ago() -> None:

@@ -1,6 +1,5 @@
 """A head's sequences: what is told of them and what is not, room, prefixes, and strange rows."""
 
-import random
 from collections.abc import Callable
 from typing import Any
 
@@ -9,15 +8,13 @@ import pytest
 import torch
 
 from ssd_draft.records import TargetFrames, TargetLinkUp
-from ssd_draft.speculators.base import CannotSpeculate
 from ssd_draft.speculators.head.sequence import MOST_UNTOLD, HeadSequence
 from ssd_engine.sampling.params import SamplingParams
 from ssd_engine.speculation.frames import Close
 from ssd_engine.speculation.verification import Verification
 from ssd_engine.tensor_plane.protocol.rows import RowsKey
-from tests.clockwork import VOCAB, follower
+from tests.clockwork import VOCAB
 from tests.draft.speculators.head.head_world import (
-    BUDGET,
     DEPTH,
     HeadWorld,
     Pair,
@@ -50,16 +47,6 @@ def state_of(world: HeadWorld, key: int = 1) -> HeadSequence:
 
 
 # Acceptance
-
-
-@pytest.mark.parametrize("wait", [False, True], ids=["hits", "just in time"])
-def test_a_head_that_foresees_all_is_always_right(clockwork: Pair, wait: bool) -> None:
-    world = HeadWorld(clockwork)
-    told = begin(world)
-    for _ in range(8):
-        world.play(told, wait=wait)
-    assert told.accepted == told.drafted >= 7 * DEPTH
-    assert told.tokens[-1] == follower(told.tokens[-2])
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -126,69 +113,7 @@ def known_tokens(pair: Pair) -> set[int]:
     return set(head.tolist())
 
 
-def test_several_sequences_share_forwards(clockwork: Pair) -> None:
-    world = HeadWorld(clockwork)
-    sequences = [world.open(key, temperature=key % 2 * 0.7) for key in range(1, 5)]
-    world.step(3)
-    for told in sequences:
-        world.tell(told)
-    world.settle()
-    rng = random.Random(4)
-    for _ in range(20):
-        told = rng.choice(sequences)
-        outcome = world.end_round(told)
-        if rng.random() < 0.7:
-            world.tell(told)
-        world.step(rng.randrange(8))
-        world.launch(told, outcome)
-        world.step(rng.randrange(8))
-    greedy = [told for told in sequences if told.params.greedy]
-    assert all(told.accepted == told.drafted for told in greedy)
-    assert sum(told.accepted for told in greedy) > 10
-
-
-def test_a_chain_that_was_drafted_elsewhere_is_read_token_by_token(clockwork: Pair) -> None:
-    """As the target's own look-up does; the branches after it are right all the same."""
-    world = HeadWorld(clockwork)
-    told = begin(world)
-    for _ in range(4):
-        outcome = world.end_round(told)
-        found = chain(follower(told.tokens[-1]), 2)
-        world.launch(told, outcome, ngram=found)
-        world.tell(told)
-        world.settle()
-        assert (2, follower(found[-1])) in world.sequence().branches
-    assert told.accepted == told.drafted == 6
-
-
 # What is told
-
-
-def test_nothing_is_drafted_before_the_prompt_is_told(clockwork: Pair) -> None:
-    """Chunk by chunk it is read as it comes."""
-    world = HeadWorld(clockwork)
-    told = world.open(prompt=chain(3, 150))
-    for end in (64, 100, 149):
-        world.settle()
-        assert not world.pushed
-        before = world.core.counters.rows
-        world.tell(told, end=end)
-        world.step()
-        assert world.core.counters.rows > before
-    world.settle()
-    assert len(world.pushed) == BUDGET
-    assert play(world, told, 4) == 1.0
-
-
-def test_a_tree_is_counted_when_it_is_there(clockwork: Pair) -> None:
-    """A sequence that waits for features has none."""
-    world = HeadWorld(clockwork)
-    told = world.open(prompt=chain(3, 150))
-    world.settle()
-    for end, trees in ((64, 0), (100, 0), (149, 1)):
-        world.tell(told, end=end)
-        world.settle()
-        assert sum(world.core.counters.builds) == trees
 
 
 def test_without_features_the_head_goes_on_for_a_while(clockwork: Pair) -> None:
@@ -238,31 +163,6 @@ def test_a_prompt_that_is_told_faster_than_it_is_read(clockwork: Pair) -> None:
     assert world.core.stats().cached_blocks == len(rows) // BLOCK
     assert world.core.stats().dropped_features == 0
     assert play(world, told, 3) == 1.0
-
-
-def test_rows_that_come_out_of_order(random_pair: Pair) -> None:
-    """All that was told is read in the end, in its place."""
-    straight, mixed = HeadWorld(random_pair), HeadWorld(random_pair)
-    expected, told = begin(straight), mixed.open()
-    mixed.settle()
-    for first in (0, 16, 8, 24):  # of positions that are told together
-        mixed.tell(told, first, min(first + 8, len(told.tokens) - 1))
-        mixed.settle()
-    assert mixed.pushed == straight.pushed
-    assert expected.tokens == told.tokens
-
-
-def test_rows_that_are_told_again_change_nothing(random_pair: Pair) -> None:
-    once, twice = HeadWorld(random_pair), HeadWorld(random_pair)
-    told, again = begin(once), begin(twice)
-    for _ in range(3):
-        once.play(told)
-        twice.play(again)
-        before = twice.core.counters.rows
-        twice.tell(again, 0)
-        twice.settle()
-        assert twice.core.counters.rows == before
-    assert once.pushed == twice.pushed
 
 
 # Prefixes
@@ -357,82 +257,6 @@ def test_a_prompt_that_is_longer_than_the_heads_context(clockwork: Pair) -> None
     world.tell(told, known)
     world.settle()
     assert play(world, told, 4) == 1.0
-
-
-def test_sequences_that_find_no_room_leave_others_alone(clockwork: Pair) -> None:
-    world = HeadWorld(clockwork, clockwork.make_speculator(num_blocks=20, max_context=128))
-    rng = random.Random(7)
-    for key in range(1, 7):
-        told = world.open(key)
-        world.step(2)
-        if world.core._links[1].sequences.get(key) is None:
-            del world.told[key]
-    assert 1 <= len(world.told) < 6
-    for _ in range(30):
-        told = rng.choice([*world.told.values()])
-        outcome = world.end_round(told)
-        world.launch(told, outcome)
-        world.step()
-        if told.key not in world.core._links[1].sequences:
-            del world.told[told.key]
-            continue
-        world.tell(told)
-        world.settle()
-    assert world.told
-    assert all(told.accepted == told.drafted for told in world.told.values())
-    for key in list(world.told):
-        world.close(key)
-    world.step()
-    assert world.core.stats().used_blocks == 0
-
-
-def test_a_sequence_that_is_opened_again_recovers(clockwork: Pair) -> None:
-    """Told of no more than the last positions, in the middle of a round."""
-    world = HeadWorld(clockwork)
-    told = begin(world)
-    play(world, told, 10)
-    world.open_again(told)
-    world.settle()
-    told.num_told = max(0, len(told.tokens) - 24)
-    world.tell(told)
-    world.settle()
-    assert play(world, told, 6) == 1.0
-
-
-def test_more_than_was_agreed_on_is_refused(clockwork: Pair) -> None:
-    world = HeadWorld(clockwork)
-    told = begin(world, max_tokens=32)
-    sequence = world.sequence()
-    sequence.output += [1] * 8
-    with pytest.raises(CannotSpeculate, match="more tokens"):
-        world.speculator.on_round_changed(sequence)
-    assert told.round == 0
-
-
-# Rejection
-
-
-def test_rejection_draws_from_what_is_shipped(few_tokens: Pair) -> None:
-    world = HeadWorld(few_tokens)
-    told = begin(world, verification=Verification.REJECTION, temperature=1.0, top_p=0.9)
-    known = known_tokens(few_tokens)
-    outside = [token for token in range(VOCAB) if token not in known]
-    for _ in range(5):
-        accepted, token = max(world.sequence().branches, key=lambda branch: (branch[0], branch[1]))
-        world.decide(told, accepted, token)
-        world.core._follower.follow_some(world.core._links[1])
-        make = world.speculator.draft_distributions(world.sequence(), DEPTH)
-        assert make is not None
-        sigma = make().float()
-        assert sigma.shape == (DEPTH, VOCAB)
-        assert torch.allclose(sigma.sum(dim=1), torch.ones(DEPTH), atol=0.02)
-        assert not sigma[:, outside].any()
-        drawn = world.pushed[told.key, told.round, accepted, token]
-        assert all(sigma[i, each] > 0 for i, each in enumerate(drawn))
-        world.launch(told, (accepted, token))
-        assert told.speculation == drawn
-        world.tell(told)
-        world.settle()
 
 
 # Strange rows

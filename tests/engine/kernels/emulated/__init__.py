@@ -70,7 +70,7 @@ class EmulatedKernel:
         code, library = folder / f"{name}-{number}.cc", folder / f"{name}-{number}.so"
         code.write_text("\n".join(map(on_cpu, texts)))
         flags = [f"-D{key}={value}" for key, value in defines.items()]
-        command = ["g++", "-std=c++20", "-O1", "-w", "-U_FORTIFY_SOURCE", "-shared", "-fPIC"]
+        command = ["g++", "-std=c++17", "-O1", "-w", "-U_FORTIFY_SOURCE", "-shared", "-fPIC"]
         command += ["-include", str(HEADER)]
         subprocess.run([*command, *flags, str(code), "-o", str(library)], check=True)
         self._run = ctypes.CDLL(str(library)).emulate

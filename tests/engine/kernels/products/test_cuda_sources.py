@@ -2,14 +2,11 @@
 
 import math
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-
-pytest.importorskip("triton")
 
 from ssd_engine.execution import step_attention
 from ssd_engine.execution.graphs import step_runs
@@ -19,7 +16,7 @@ from ssd_engine.execution.step_attention import (
     TritonAttention,
     largest_cluster,
 )
-from ssd_engine.forward.batch import Chunk, Part, TreeRows
+from ssd_engine.forward.batch import Chunk, Part
 from ssd_engine.forward.step_inputs import StepInputs, StepRun, StepShape
 from ssd_engine.kernels.kernel_set import KernelSet
 from ssd_engine.kernels.products import products
@@ -31,22 +28,22 @@ from ssd_engine.kernels.products.products import (
 )
 from ssd_engine.kvcache.cache import LayerCache
 from tests.engine.kernels.emulated import EmulatedKernel, Emulator, emulated_map
-from tests.engine.kernels.products.product_oracle import EPS, product_of
-from tests.suite.scale import full_only
+from tests.engine.kernels.products.product_oracle import (
+    EPS,
+    PAGE,
+    attention_model,
+    check_product,
+    tree_after,
+)
+from tests.suite.scale import FULL, full_only
 from tests.suite.tools import needs_tool
 
 pytestmark = needs_tool("g++")
 
 CPU = torch.device("cpu")
-PAGE = 16
 ROOM = 400  # positions of a sequence
 DUMMY = 3 * ROOM
 BLOCKS = [list(range(i * ROOM // PAGE, (i + 1) * ROOM // PAGE)) for i in range(3)]
-
-
-@pytest.fixture(scope="module")
-def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
-    return Emulator(tmp_path_factory.mktemp("kernels"))
 
 
 @pytest.fixture(autouse=True)
@@ -54,11 +51,6 @@ def emulated(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (products, step_attention):
         monkeypatch.setattr(module, "compiled_kernel", emulator)
     monkeypatch.setattr(step_attention, "tensor_map", emulated_map)
-
-
-def make_randn(seed: int) -> Any:
-    generator = torch.Generator().manual_seed(seed)
-    return lambda *sizes: torch.randn(sizes, generator=generator).bfloat16()
 
 
 # Products
@@ -77,73 +69,15 @@ def make_randn(seed: int) -> Any:
     ],
     ids=["x-shared", "gated", "split", "split-24", "one-and-a-half", "many-blocks", "balanced-24"],
 )
-def test_products_are_those_of_torch(kind: Any, shape: ProductShape, processors: int) -> None:
-    randn = make_randn(shape.n + shape.k)
-    product = kind(shape, processors, CPU)
-    padded, width = shape.octets * 8, shape.n // 2 if shape.gated else shape.n
-    w, x, norm = randn(shape.n, shape.k) / 30, randn(padded, shape.k), randn(shape.k)
-    before = randn(padded, width)
-
-    def run(x: Tensor) -> Tensor:
-        out = before.clone()
-        product(w, x, out, norm if shape.norm else None, EPS)
-        return out
-
-    got, rows = run(x), shape.rows
-    expected = product_of(shape, w, x, before, norm)
-    assert float((got - expected)[:rows].norm() / expected[:rows].norm()) < 6e-3
-    assert torch.equal(got[rows:], before[rows:])
-    other = randn(padded, shape.k)
-    other[3] = x[3]
-    assert torch.equal(run(other)[3], got[3])  # whatever the rows beside it are
-
-
-@pytest.mark.full
-def test_a_product_is_the_same_in_whatever_order_blocks_come(
-    monkeypatch: pytest.MonkeyPatch,
+def test_products_are_those_of_torch_in_whatever_order_blocks_come(
+    kind: Any, shape: ProductShape, processors: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shape, randn = ProductShape(64, 8192, 8), make_randn(3)
-    product = _Balanced(shape, 7, CPU)
-    w, x = randn(64, 8192) / 30, randn(8, 8192)
-
-    def run() -> Tensor:
-        out = torch.zeros(8, 64, dtype=torch.bfloat16)
-        product(w, x, out)
-        return out
-
-    forwards = run()
+    forwards = check_product(kind, shape, processors, CPU)
     monkeypatch.setattr(EmulatedKernel, "backwards", True)
-    assert torch.equal(run(), forwards)
-    assert torch.equal(run(), forwards)  # nothing is left of the run before
+    assert torch.equal(check_product(kind, shape, processors, CPU), forwards)
 
 
 # Attention
-
-
-def attention_model(dim: int, heads: int, kv_heads: int, normed: bool) -> Any:
-    """As much of a decoder as attention asks for."""
-    randn = make_randn(dim + heads)
-    cosine, sine = randn(ROOM, dim // 2), randn(ROOM, dim // 2)
-    norm = 1 + 0.1 * randn(heads + kv_heads, dim) if normed else None
-    return SimpleNamespace(
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        config=SimpleNamespace(head_dim=dim, qk_norm_eps=EPS),
-        weights=SimpleNamespace(norm=randn(4), layers=[SimpleNamespace(qk_norm=norm, o=None)]),
-        rope=SimpleNamespace(
-            cos=torch.cat((cosine, cosine), dim=1), sin=torch.cat((-sine, sine), dim=1)
-        ),
-        randn=randn,
-    )
-
-
-def tree_after(context: int, chain: int, branches: int, depth: int, blocks: list[int]) -> TreeRows:
-    first = blocks[-8] * PAGE
-    scratch = list(range(first, first + branches * (depth + 1)))
-    limits = [context - 1 + i % (chain + 1) for i in range(branches)]
-    positions = [limit + depth + 1 for limit in limits]
-    slots = scratch[-branches:]
-    return TreeRows([1] * branches, positions, limits, slots, context, blocks, scratch)
 
 
 def attended(
@@ -187,20 +121,40 @@ def attention_of(model: Any, projected: Tensor, runs: Sequence[StepRun], cache: 
     return torch.stack(out)
 
 
-@pytest.mark.parametrize(
-    ("model", "branches", "processors"),
+def make_model(dim: int, heads: int, kv_heads: int, normed: bool) -> Any:
+    return attention_model(dim, heads, kv_heads, normed, ROOM, CPU)
+
+
+# A kernel is compiled for each of these.
+each_model = pytest.mark.parametrize(
+    ("about", "branches", "processors"),
     [
-        full_only(attention_model(64, 4, 1, normed=False), 8, 99),  # clusters of 8
-        (attention_model(128, 4, 2, normed=True), 12, 13),  # of 2
-        full_only(attention_model(128, 2, 1, normed=True), 24, 3),  # of 1
-        full_only(
-            attention_model(64, 4, 1, normed=True), 24, 14
-        ),  # of 4, with rows for two warpgroups
+        full_only((64, 4, 1, False), 8, 99),  # clusters of 8
+        ((128, 4, 2, True), 12, 13),  # of 2
+        full_only((128, 2, 1, True), 24, 3),  # of 1
+        full_only((64, 4, 1, True), 24, 14),  # of 4, with rows for two warpgroups
     ],
     ids=["64", "128-normed", "128-alone", "64-wide"],
 )
-def test_attention_is_that_of_torch(model: Any, branches: int, processors: int) -> None:
-    for context in (1, 64, 200):
+
+
+def make_cache(model: Any) -> LayerCache:
+    shape = (DUMMY // PAGE + 1, PAGE, model.num_kv_heads, model.config.head_dim)
+    return LayerCache(model.randn(*shape), model.randn(*shape))
+
+
+def copied(cache: LayerCache) -> LayerCache:
+    return LayerCache(cache.key.clone(), cache.value.clone())
+
+
+def project(model: Any) -> Tensor:
+    return model.randn(40, (model.num_heads + 2 * model.num_kv_heads) * model.config.head_dim)
+
+
+@each_model
+def test_attention_is_that_of_torch(about: Any, branches: int, processors: int) -> None:
+    model = make_model(*about)
+    for context in (1, 64, 200) if FULL else (1, 100):
         for step in (
             [Chunk([1] * 8, context, BLOCKS[0], 8), Chunk([1], 3 * context // 4, BLOCKS[1], 1)],
             [
@@ -209,11 +163,8 @@ def test_attention_is_that_of_torch(model: Any, branches: int, processors: int) 
                 tree_after(context, 0, 3, 2, BLOCKS[2]),
             ],
         ):
-            width = (model.num_heads + 2 * model.num_kv_heads) * model.config.head_dim
-            projected = model.randn(40, width)
-            shape = (DUMMY // PAGE + 1, PAGE, model.num_kv_heads, model.config.head_dim)
-            first = [model.randn(*shape) for _ in range(2)]
-            mine, theirs = (LayerCache(first[0].clone(), first[1].clone()) for _ in range(2))
+            projected, mine = project(model), make_cache(model)
+            theirs = copied(mine)
             got, runs = attended(model, step, branches, processors, projected, mine)
             expected = attention_of(model, projected, runs, theirs)
             error = (got.float() - expected).norm(dim=1) / expected.norm(dim=1)
@@ -222,46 +173,41 @@ def test_attention_is_that_of_torch(model: Any, branches: int, processors: int) 
             torch.testing.assert_close(mine.key, theirs.key, atol=2e-2, rtol=2e-2)
 
 
-@pytest.mark.parametrize("context", [full_only(5), full_only(64), 203])
-def test_what_a_block_held_before_is_not_seen(context: int) -> None:
+@each_model
+@pytest.mark.parametrize("context", [full_only(5), full_only(64), 103])
+def test_what_a_block_held_before_is_not_seen(
+    about: Any, branches: int, processors: int, context: int
+) -> None:
     """Another sequence may have left there what is no number."""
-    model, branches = attention_model(64, 4, 1, normed=False), 8
-    projected, shape = model.randn(40, 6 * 64), (DUMMY // PAGE + 1, PAGE, 1, 64)
-    first = [model.randn(*shape) for _ in range(2)]
+    model = make_model(*about)
+    projected, first = project(model), make_cache(model)
     tree = tree_after(context, 0, branches, 1, BLOCKS[1])
     chunk = Chunk([1] * 3, context, BLOCKS[0], 3)
     results = []
     for left in (0.0, math.nan):
-        cache = LayerCache(first[0].clone(), first[1].clone())
+        cache = copied(first)
         for part, end in ((chunk, chunk.end), (tree, context)):
             for position in range(end, -(-end // PAGE) * PAGE):
                 slot = part.blocks[position // PAGE], position % PAGE
                 cache.key[slot] = cache.value[slot] = left
-        out, _ = attended(model, [chunk, tree], branches, 99, projected, cache)
+        out, _ = attended(model, [chunk, tree], branches, processors, projected, cache)
         results.append(out)
     assert results[0].isfinite().all()
     assert torch.equal(results[0], results[1])
 
 
-def test_attention_of_a_row_has_the_same_bits_alone_and_among_others() -> None:
-    model, processors = attention_model(64, 4, 1, normed=False), 99
-    projected = model.randn(40, 6 * 64)
-    shape = (DUMMY // PAGE + 1, PAGE, 1, 64)
-    cache = LayerCache(model.randn(*shape), model.randn(*shape))
-    together, _ = attended(
-        model,
-        [Chunk([1] * 3, 7, BLOCKS[1], 3), Chunk([1] * 5, 126, BLOCKS[0], 5)],
-        8,
-        processors,
-        projected,
-        cache,
-    )
-    for i in range(5):  # one after the other, as plain decoding writes them
-        row = 3 + i
-        alone, _ = attended(
-            model, [Chunk([1], 126 + i, BLOCKS[0], 1)], 8, processors, projected[row:], cache
-        )
-        assert torch.equal(alone[0], together[row])
+@each_model
+def test_attention_of_a_row_has_the_same_bits_alone_and_among_others(
+    about: Any, branches: int, processors: int
+) -> None:
+    model = make_model(*about)
+    projected, cache = project(model), make_cache(model)
+    parts = [Chunk([1] * 3, 7, BLOCKS[1], 3), Chunk([1] * 3, 127, BLOCKS[0], 3)]
+    together, _ = attended(model, parts, branches, processors, projected, cache)
+    for row in range(3):  # one after the other, as plain decoding writes them
+        one = [Chunk([1], 127 + row, BLOCKS[0], 1)]
+        alone, _ = attended(model, one, branches, processors, projected[3 + row :], cache)
+        assert torch.equal(alone[0], together[3 + row])
 
 
 @pytest.mark.parametrize("deepest", [6, 40])
@@ -271,7 +217,7 @@ def test_all_shapes_of_a_server_take_the_kernel_of_its_largest(
     """And divide keys as it does: a row's bits must not depend on which of them it is in."""
     monkeypatch.setattr(step_attention, "has_room", lambda *_: True)
     monkeypatch.setattr(step_attention, "compiled_kernel", lambda *_: None)
-    model = attention_model(64, 4, 1, normed=False)
+    model = make_model(64, 4, 1, False)
     kernels = KernelSet(True, False, False, 99, shared_memory=227_000)
     largest = StepShape(8 * deepest, 8, deepest, ROOM, PAGE)
     plain = StepShape(8, 8, 1, ROOM, PAGE)

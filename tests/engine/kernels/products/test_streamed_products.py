@@ -6,12 +6,11 @@ Thread by thread on a CPU; on a CUDA device the same at the sizes of real models
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-
-pytest.importorskip("triton")
 
 from ssd_engine.execution.layer_products import (
     ChainedProducts,
@@ -34,7 +33,7 @@ from ssd_engine.kernels.products.streamed_products import (
 )
 from ssd_engine.models.layers import PromptLayers
 from tests.engine.kernels.emulated import EmulatedKernel, Emulator, emulated_map
-from tests.engine.kernels.products.product_oracle import EPS, product_of
+from tests.engine.kernels.products.product_oracle import EPS, make_randn, product_of
 from tests.harness import make_runner
 from tests.random_models import make_model
 from tests.suite.scale import full_only
@@ -48,19 +47,6 @@ interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are 
 
 def kernels_for(processors: int) -> KernelSet:
     return KernelSet(True, False, False, processors, SHARED_MEMORY, steady=True)
-
-
-def make_randn(seed: int, device: torch.device) -> "Randn":
-    return Randn(torch.Generator(device).manual_seed(seed))
-
-
-class Randn:
-    def __init__(self, generator: torch.Generator) -> None:
-        self._generator = generator
-
-    def __call__(self, *sizes: int) -> Tensor:
-        device = self._generator.device
-        return torch.randn(sizes, generator=self._generator, device=device).bfloat16()
 
 
 class Operands:
@@ -103,11 +89,6 @@ def check_bits(
         assert torch.equal(got[:rows], most[:rows]), rows
 
 
-@pytest.fixture(scope="module")
-def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
-    return Emulator(tmp_path_factory.mktemp("kernels"))
-
-
 @pytest.fixture
 def emulated(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streamed_products, "compiled_kernel", emulator)
@@ -148,25 +129,23 @@ def test_a_row_has_the_same_bits_however_many_there_are(
 @interpreted
 @needs_tool("g++")
 @pytest.mark.usefixtures("emulated")
-def test_blocks_may_come_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    shape = ProductShape(128, 3328, 3, residual=True)
-    operands, kernels = Operands(shape, CPU, 4), kernels_for(2)
-    forwards = operands.run(shape, kernels)
-    monkeypatch.setattr(EmulatedKernel, "backwards", True)
-    assert torch.equal(operands.run(shape, kernels), forwards)
-    assert torch.equal(operands.run(shape, kernels), forwards)  # nothing is left of the run before
-
-
-@pytest.mark.full
-@interpreted
-@needs_tool("g++")
-@pytest.mark.usefixtures("emulated")
-def test_bits_are_the_same_where_clusters_have_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    shape = ProductShape(256, 4096, 70, **ONTO)
-    operands, kernels = Operands(shape, CPU, 70), kernels_for(9)
-    together = operands.run(shape, kernels)
-    monkeypatch.setattr(EmulatedKernel, "most_clusters", lambda *_: 1)
-    assert torch.equal(operands.run(shape, kernels), together)
+@pytest.mark.parametrize(
+    ("shape", "processors", "changed"),
+    [
+        (ProductShape(128, 3328, 3, residual=True), 2, {"backwards": True}),
+        full_only(ProductShape(256, 4096, 70, **ONTO), 9, {"most_clusters": lambda *_: 1}),
+    ],
+    ids=["any order", "no room for clusters"],
+)
+def test_blocks_may_come_in_any_order(
+    shape: ProductShape, processors: int, changed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operands, kernels = Operands(shape, CPU, shape.rows + 1), kernels_for(processors)
+    as_ever = operands.run(shape, kernels)
+    for name, value in changed.items():
+        monkeypatch.setattr(EmulatedKernel, name, value)
+    for _ in range(2):  # nothing is left of the run before
+        assert torch.equal(operands.run(shape, kernels), as_ever)
 
 
 @interpreted

@@ -4,12 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-pytest.importorskip("triton")
-
 from ssd_engine.kernels.kernel_set import INTERPRETED, KernelSet
 from ssd_engine.kernels.products.product_shape import ProductShape
 from ssd_engine.kernels.products.products import make_product
-from ssd_engine.kernels.products.triton_kernels import multiply, parts_of, triton_linear
+from ssd_engine.kernels.products.triton_kernels import multiply, triton_linear
 from tests.engine.kernels.products.product_oracle import EPS, product_of
 
 pytestmark = pytest.mark.usefixtures("quick_interpreter")
@@ -57,12 +55,6 @@ def test_a_row_has_the_same_bits_at_other_places_and_row_counts() -> None:
     together = product(x)
     for some in ([3], [3, 9], [most - 1, 1, 3], list(range(most - 4))):
         assert torch.equal(product(x[some]), together[some])
-
-
-def test_the_rows_have_no_say_in_how_k_is_divided() -> None:
-    assert parts_of(1536, 8960) > 1  # few outputs, a long k
-    assert parts_of(28672, 4096) == 1
-    assert parts_of(64, 128) == 1
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-pytest.importorskip("triton")
-
 from ssd_engine.forward.batch import Draw
 from ssd_engine.forward.step_inputs import HistoryInputs, StepShape
 from ssd_engine.kernels.sampling import adjusting
@@ -22,7 +20,6 @@ from ssd_engine.sampling.params import (
     SamplingParams,
 )
 from ssd_engine.sampling.sampler import SampleRow, adjust_logits
-from tests.suite.scale import full_only
 
 pytestmark = pytest.mark.usefixtures("quick_interpreter")
 
@@ -78,7 +75,7 @@ class Adjuster:
     """Steps over given logits."""
 
     def __init__(self, places: int = RUNS, vocab: int = VOCAB) -> None:
-        self._vocab = vocab
+        self.vocab = vocab
         self._histories = Histories(places, SHAPE.rows, vocab, DEVICE, most_chained=SHAPE.path)
         self._inputs = HistoryInputs(SHAPE, DEVICE, sides=2)
         self._side = 0
@@ -141,8 +138,20 @@ def expected(
     return adjust_logits(logits[: len(rows)], rows)
 
 
-def bits(x: Tensor) -> Tensor:
-    return x.contiguous().view(torch.int32)
+def assert_same_bits(got: Tensor, wanted: Tensor) -> None:
+    assert torch.equal(got.contiguous().view(torch.int32), wanted.contiguous().view(torch.int32))
+
+
+def check(
+    adjuster: "Adjuster",
+    seed: int,
+    histories: Sequence[History | None],
+    runs: Sequence[Sequence[int]] | None = None,
+) -> None:
+    """One step: the sampler's bits."""
+    logits, runs = make_logits(seed, adjuster.vocab), runs or runs_after(histories, seed)
+    got = adjuster.adjust(logits, histories, runs)
+    assert_same_bits(got, expected(logits, histories, runs))
 
 
 def runs_after(histories: Sequence[History | None], seed: int) -> list[list[int]]:
@@ -154,9 +163,8 @@ def runs_after(histories: Sequence[History | None], seed: int) -> list[list[int]
     ]
 
 
-@pytest.mark.parametrize(
-    "options", [name if name == "all" else full_only(name) for name in OPTIONS]
-)
+@pytest.mark.sampled
+@pytest.mark.parametrize("options", OPTIONS)
 def test_logits_are_adjusted_as_the_sampler_does(options: str) -> None:
     """Round after round: what was committed is added, what was rejected is not."""
     histories: list[History | None] = [
@@ -166,15 +174,15 @@ def test_logits_are_adjusted_as_the_sampler_does(options: str) -> None:
     ]
     adjuster = Adjuster()
     for number in range(3):
-        logits, runs = make_logits(number), runs_after(histories, number)
-        got = adjuster.adjust(logits, histories, runs)
-        assert torch.equal(bits(got), bits(expected(logits, histories, runs)))
+        runs = runs_after(histories, number)
+        check(adjuster, number, histories, runs)
         for history, tokens in zip(histories, runs, strict=True):
             if history is not None:
                 history.output.extend([*tokens[1 : 1 + number], 120 + number])
 
 
-@pytest.mark.parametrize("vocab", [full_only(128), 129, full_only(1000)])
+@pytest.mark.sampled
+@pytest.mark.parametrize("vocab", [128, 129, 1000])
 def test_vocabularies_of_any_size(vocab: int) -> None:
     params = SamplingParams(
         1,
@@ -183,10 +191,7 @@ def test_vocabularies_of_any_size(vocab: int) -> None:
         logit_bias=((0, 1.0), (vocab - 1, 2.0)),
     )
     histories = [History(params, [0, vocab - 1], [5, vocab - 1, vocab - 1, 127])]
-    runs = [[127, vocab - 1, 3, 3]]
-    logits = make_logits(3, vocab)
-    got = Adjuster(vocab=vocab).adjust(logits, histories, runs)
-    assert torch.equal(bits(got), bits(expected(logits, histories, runs)))
+    check(Adjuster(vocab=vocab), 3, histories, [[127, vocab - 1, 3, 3]])
 
 
 @pytest.mark.full
@@ -195,10 +200,7 @@ def test_as_many_biases_and_bans_as_there_may_be() -> None:
     bias = tuple((2 * i, 0.01 * i) for i in range(MAX_LOGIT_BIAS_ENTRIES))
     bans = tuple(2 * i + 1 for i in range(MAX_BANNED_TOKENS))
     params = SamplingParams(1, logit_bias=bias, banned=bans, banned_until=3)
-    histories = [History(params, [1], [2])]
-    logits = make_logits(4, vocab)
-    got = Adjuster(vocab=vocab).adjust(logits, histories, [[2]])
-    assert torch.equal(bits(got), bits(expected(logits, histories, [[2]])))
+    check(Adjuster(vocab=vocab), 4, [History(params, [1], [2])], [[2]])
 
 
 def test_a_sequence_that_lost_its_place_gets_another() -> None:
@@ -207,9 +209,7 @@ def test_a_sequence_that_lost_its_place_gets_another() -> None:
     adjuster = Adjuster(places=2)
     for number, chosen in enumerate([(0, 1), (2, 0), (0, 3), (4, 1), (0, 4), (4, 2)]):
         histories = [all_of_them[i] for i in chosen]
-        logits, runs = make_logits(number), runs_after(histories, number)
-        got = adjuster.adjust(logits, histories, runs)
-        assert torch.equal(bits(got), bits(expected(logits, histories, runs)))
+        check(adjuster, number, histories)
         for history in all_of_them:
             history.output.append(100 + number)
 
@@ -218,9 +218,7 @@ def test_more_tokens_than_a_step_can_add() -> None:
     histories = [make_history(OPTIONS["all"], seed) for seed in range(2)]
     adjuster = Adjuster()
     for number, count in enumerate((1, SHAPE.new_tokens - 1, SHAPE.new_tokens, 3 * SHAPE.rows)):
-        logits, runs = make_logits(number), runs_after(histories, number)
-        got = adjuster.adjust(logits, histories, runs)
-        assert torch.equal(bits(got), bits(expected(logits, histories, runs)))
+        check(adjuster, number, histories)
         histories[0].output.extend([110, 111] * count)
         histories[1].output.append(112)
 
@@ -247,14 +245,14 @@ def test_branches_have_paths_of_their_own() -> None:
     logits = make_logits(5)
     adjuster = Adjuster()
     got = adjuster.draw(logits, tokens, draws)
-    assert torch.equal(bits(got), bits(adjust_logits(logits[: len(rows)], rows)))
+    assert_same_bits(got, adjust_logits(logits[: len(rows)], rows))
     for number, tokens in enumerate(([7, 120, 5, 120, 200], [0, 7, 5, 299, 200]), start=6):
         rows = [
             replace(row, output=[*row.output, token])
             for row, token in zip(rows, tokens, strict=True)
         ]
         got = adjuster.follow(logits := make_logits(number), tokens)
-        assert torch.equal(bits(got), bits(adjust_logits(logits[: len(rows)], rows)))
+        assert_same_bits(got, adjust_logits(logits[: len(rows)], rows))
 
 
 def test_a_round_of_guesses_that_were_all_right_is_added_within_a_step(
@@ -272,9 +270,7 @@ def test_a_round_of_guesses_that_were_all_right_is_added_within_a_step(
     histories = [make_history(OPTIONS["repetition"], seed) for seed in range(RUNS)]
     adjuster = Adjuster()
     for number in range(3):
-        logits, runs = make_logits(number), [[history.output[-1]] for history in histories]
-        got = adjuster.adjust(logits, histories, runs)
-        assert torch.equal(bits(got), bits(expected(logits, histories, runs)))
+        check(adjuster, number, histories, [[history.output[-1]] for history in histories])
         for history in histories:
             history.output.extend(range(120, 120 + SHAPE.path + 1))
     assert len(written) == RUNS

@@ -14,7 +14,6 @@ from ssd_engine.kernels.sampling import candidates, digit_search, filtering
 from ssd_engine.kernels.sampling.filtering import CUT, Filters, scaled_value, survives
 from ssd_engine.sampling.params import SamplingParams
 from ssd_engine.sampling.sampler import kept_tokens
-from tests.suite.scale import FULL
 
 pytestmark = pytest.mark.usefixtures("quick_interpreter")
 
@@ -101,24 +100,25 @@ KINDS = {
 }
 
 
+@pytest.mark.sampled
+@pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("kind", KINDS)
-def test_filters_leave_what_the_sampler_leaves(kind: str) -> None:
-    rng = random.Random(kind)
-    for seed in range(8 if FULL else 1):
-        generator = torch.Generator().manual_seed(seed)
-        logits = KINDS[kind](torch.randn(ROWS, VOCAB, generator=generator))
-        logits[:, 7], logits[:, 5] = 0.0, -0.0  # which are the same
-        params = [
-            SamplingParams(
-                seed=1,
-                temperature=rng.choice((0.7, 1.0, 1.3)),
-                top_k=rng.choice((0, 1, 5, 40, VOCAB)),
-                top_p=rng.choice((1.0, 0.9, 0.5, 0.25, 1 / 3)),
-                min_p=rng.choice((0.0, 0.0, 0.05, 0.5)),
-            )
-            for _ in range(ROWS)
-        ]
-        check(logits, params)
+def test_filters_leave_what_the_sampler_leaves(kind: str, seed: int) -> None:
+    rng = random.Random(f"{kind} {seed}")
+    generator = torch.Generator().manual_seed(seed)
+    logits = KINDS[kind](torch.randn(ROWS, VOCAB, generator=generator))
+    logits[:, 7], logits[:, 5] = 0.0, -0.0  # which are the same
+    params = [
+        SamplingParams(
+            seed=1,
+            temperature=rng.choice((0.7, 1.0, 1.3)),
+            top_k=rng.choice((0, 1, 5, 40, VOCAB)),
+            top_p=rng.choice((1.0, 0.9, 0.5, 0.25, 1 / 3)),
+            min_p=rng.choice((0.0, 0.0, 0.05, 0.5)),
+        )
+        for _ in range(ROWS)
+    ]
+    check(logits, params)
 
 
 def test_a_cut_among_equals_goes_by_the_id() -> None:

@@ -10,13 +10,11 @@ from torch import Tensor
 from ssd_engine.execution.step_drawing import StepDrawing
 from ssd_engine.forward.batch import Draw
 from ssd_engine.forward.step_inputs import StepRun, StepShape
-from ssd_engine.kernels.sampling.guessing import Guesses
 from ssd_engine.sampling.guesses import ranked_guesses
 from ssd_engine.sampling.noise import STREAM_DRAFT, signed64
 from ssd_engine.sampling.params import SamplingParams
 from ssd_engine.sampling.rejection import LIKELIEST, draft_distribution, draw_from, sigma_of
 from ssd_engine.sampling.sampler import SampleRow, sample, warp_logits
-from tests.suite.scale import full_only
 
 pytestmark = pytest.mark.usefixtures("quick_interpreter")
 
@@ -57,7 +55,8 @@ def guess(logits: Tensor, draws: Sequence[Draw]) -> tuple[StepDrawing, Tensor]:
     return step, step.drawn.view(len(draws), -1).cpu()
 
 
-@pytest.mark.parametrize("seed", [full_only(0), 1])
+@pytest.mark.sampled
+@pytest.mark.parametrize("seed", [0, 1])
 def test_guesses_are_ranked_by_the_targets_noise_as_on_the_host(seed: int) -> None:
     logits, rows = random_logits(seed), sample_rows(seed)
     _, lines = guess(logits, [Draw.of(row.params, row.position) for row in rows])
@@ -67,9 +66,8 @@ def test_guesses_are_ranked_by_the_targets_noise_as_on_the_host(seed: int) -> No
         assert lines[i, RANKS] == expected[0]
 
 
-@pytest.mark.parametrize("seed", [2])
-def test_what_filters_leave_out_is_guessed_after_the_best_that_they_leave(seed: int) -> None:
-    logits, rows = random_logits(seed)[:, :FEW], sample_rows(seed)
+def test_what_filters_leave_out_is_guessed_after_the_best_that_they_leave() -> None:
+    logits, rows = random_logits(2)[:, :FEW], sample_rows(2)
     left = warp_logits(logits, [row.params for row in rows]).isfinite()
     drawn = sample(logits, rows)
     for i, row in enumerate(rows):
@@ -80,7 +78,8 @@ def test_what_filters_leave_out_is_guessed_after_the_best_that_they_leave(seed: 
     assert left.sum(dim=1).min() < RANKS
 
 
-@pytest.mark.parametrize("down_weight", [full_only(1.0), 0.5, full_only(0.0)])
+@pytest.mark.sampled
+@pytest.mark.parametrize("down_weight", [1.0, 0.5, 0.0])
 def test_rejection_draws_from_the_sigma_that_it_tells(down_weight: float) -> None:
     logits, rows, width = random_logits(7), sample_rows(7), 3
     draws = [
@@ -116,15 +115,3 @@ def test_there_may_be_fewer_tokens_than_are_looked_at() -> None:
     assert sorted(lines[0, :2].tolist()) == [7, 900]
     assert lines[0, 2:RANKS].tolist() == [-1] * (RANKS - 2)
     assert 0 <= int(step._best_of_row[1]) < VOCAB
-
-
-def test_a_small_vocabulary_is_looked_at_as_a_whole() -> None:
-    guesses = Guesses(1, 40, 5, DEVICE, overlap=False)
-    shape = StepShape(1, 1, 1, max_positions=1, block_size=1)
-    step = StepDrawing(shape, 40, DEVICE, 5, overlap=False)
-    step.inputs.clear(0)
-    logits = torch.randn(1, 40, generator=torch.Generator().manual_seed(1)).to(DEVICE)
-    out = torch.zeros(guesses.width, dtype=torch.int32, device=DEVICE)
-    guesses.make(logits, step.inputs, out, step._best_of_row)
-    assert out[:5].tolist() == logits[0].topk(5).indices.tolist()
-    assert out[6 : 6 + LIKELIEST].tolist() == [*range(40), *[-1] * (LIKELIEST - 40)]

@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("triton")
-
 from ssd_engine.checkpoints.model_config import load_model_config
 from ssd_engine.checkpoints.model_store import resolve_model
 from ssd_engine.execution.step_drawing import PromptDrawing, StepDrawing
@@ -54,7 +52,6 @@ def text_of(compiler: GrammarCompiler, grammar: Grammar, count: int, seed: int) 
     rng, follower, text = random.Random(seed), compiler.follow(grammar), list[int]()
     while len(text) < count:
         allowed = follower.allowed(text)
-        assert allowed is not None
         tokens = np.flatnonzero(np.unpackbits(allowed, bitorder="little"))
         text.append(int(rng.choice([token for token in tokens if token > 3])))
     return text
@@ -70,7 +67,6 @@ def histories_of(compiler: GrammarCompiler, seed: int) -> list[tuple[History, li
         output, speculated = text[: 7 + i], text[7 + i :]
         params = SamplingParams(seed=seed + i, **options)
         history = History.of(params, [5, 6, 7], output, compiler.follow(grammar))
-        assert history is not None
         found.append((history, speculated))
     free = SamplingParams(seed=seed, temperature=1.0, presence_penalty=0.5)
     return [*found, (History(free, [5, 6, 7], [8, 9]), [10, 11, 12])]
@@ -94,32 +90,39 @@ def draw_of(history: History, after: int, recent: int, path: Sequence[int] = ())
     return Draw.of(history.params, position, history, recent, path)
 
 
+def make_table() -> Histories:
+    return Histories(RUNS, SHAPE.rows, HEAD, DEVICE, num_tokens=TOKENS)
+
+
+def random_logits(rows: int, seed: int) -> torch.Tensor:
+    return 4 * torch.randn(rows, HEAD, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("side", [0, 1])
 @pytest.mark.parametrize("seed", [1, 2])
-def test_rounds_are_drawn_as_on_the_host(compiler: GrammarCompiler, seed: int) -> None:
-    table = Histories(RUNS, SHAPE.rows, HEAD, DEVICE, num_tokens=TOKENS)
-    step = StepDrawing(SHAPE, HEAD, DEVICE, 1, False, num_sides=2, histories=table)
-    for side in (0, 1):
-        step.use(side)
-        step.inputs.clear(0)
-        runs, rows = [], []
-        for history, speculated in histories_of(compiler, 100 * seed + side):
-            tokens = [history.output[-1], *speculated]
-            draws = [draw_of(history, i, i) for i in range(DEPTH + 1)]
-            places = list(range(DEPTH + 1))
-            runs.append(StepRun(tokens, places, places, places, [0], draws=draws))
-            rows += [rows_of(compiler, history, speculated[:i]) for i in range(DEPTH + 1)]
-        fill(step, runs)
-        logits = 4 * torch.randn(len(rows), HEAD, generator=torch.Generator().manual_seed(seed))
-        step.draw(logits.to(DEVICE), Drawing.ADJUSTED)
-        drawn = step.drawn.view(RUNS, -1)[:, 1 : DEPTH + 2].flatten().tolist()
-        assert drawn == sample(logits, rows)
-        assert sum(row.allowed is not None for row in rows) == 3 * (DEPTH + 1)
+def test_rounds_are_drawn_as_on_the_host(compiler: GrammarCompiler, seed: int, side: int) -> None:
+    step = StepDrawing(SHAPE, HEAD, DEVICE, 1, False, num_sides=2, histories=make_table())
+    step.use(side)
+    step.inputs.clear(0)
+    runs, rows = [], []
+    for history, speculated in histories_of(compiler, 100 * seed + side):
+        tokens = [history.output[-1], *speculated]
+        draws = [draw_of(history, i, i) for i in range(DEPTH + 1)]
+        places = list(range(DEPTH + 1))
+        runs.append(StepRun(tokens, places, places, places, [0], draws=draws))
+        rows += [rows_of(compiler, history, speculated[:i]) for i in range(DEPTH + 1)]
+    fill(step, runs)
+    logits = random_logits(len(rows), seed)
+    step.draw(logits.to(DEVICE), Drawing.ADJUSTED)
+    drawn = step.drawn.view(RUNS, -1)[:, 1 : DEPTH + 2].flatten().tolist()
+    assert drawn == sample(logits, rows)
+    assert sum(row.allowed is not None for row in rows) == 3 * (DEPTH + 1)
 
 
 def test_guesses_after_branches_are_ranked_as_on_the_host(compiler: GrammarCompiler) -> None:
     """Branches of one sequence have different texts: its grammar is followed along each of them."""
-    table = Histories(RUNS, SHAPE.rows, HEAD, DEVICE, num_tokens=TOKENS)
-    step = StepDrawing(SHAPE, HEAD, DEVICE, RANKS, False, histories=table)
+    step = StepDrawing(SHAPE, HEAD, DEVICE, RANKS, False, histories=make_table())
     step.inputs.clear(0)
     history, speculated = histories_of(compiler, 7)[1]
     tails = [speculated[:1], speculated[:2], speculated[:2][::-1], speculated]
@@ -128,8 +131,7 @@ def test_guesses_after_branches_are_ranked_as_on_the_host(compiler: GrammarCompi
         for tail in tails
     ]
     fill(step, runs)
-    logits = 4 * torch.randn(len(tails), HEAD, generator=torch.Generator().manual_seed(3))
-    logits = torch.cat([logits, torch.zeros(SHAPE.rows - len(tails), HEAD)])
+    logits = random_logits(SHAPE.rows, 3)
     step.draw(logits.to(DEVICE), Drawing.ADJUSTED)
     lines = step.guesses_on(0)
     step.fetch(Drawing.ADJUSTED)
@@ -142,43 +144,42 @@ def test_guesses_after_branches_are_ranked_as_on_the_host(compiler: GrammarCompi
             assert [token for token in lines[i, :RANKS].tolist() if token >= 0] == expected
 
 
-def test_first_tokens_after_prompts_follow_the_grammar(compiler: GrammarCompiler) -> None:
-    table = Histories(RUNS, SHAPE.rows, HEAD, DEVICE, num_tokens=TOKENS)
-    drawing = PromptDrawing(2, HEAD, DEVICE, False, table)
+@pytest.fixture
+def after_prompts() -> PromptDrawing:
+    return PromptDrawing(2, HEAD, DEVICE, False, make_table())
+
+
+def test_first_tokens_after_prompts_follow_the_grammar(
+    compiler: GrammarCompiler, after_prompts: PromptDrawing
+) -> None:
     histories = [
         History(history.params, history.prompt, [], history.grammar)
         for history, _ in histories_of(compiler, 11)
     ]
-    logits = 4 * torch.randn(len(histories), HEAD, generator=torch.Generator().manual_seed(4))
-    result = drawing.draw(logits.to(DEVICE), [draw_of(history, 0, 0) for history in histories])
+    logits = random_logits(len(histories), 4)
+    draws = [draw_of(history, 0, 0) for history in histories]
+    result = after_prompts.draw(logits.to(DEVICE), draws)
     assert result.drawn == sample(logits, [rows_of(compiler, each, ()) for each in histories])
 
 
 def test_what_is_no_logit_is_told_even_where_the_grammar_leaves_it_out(
-    compiler: GrammarCompiler,
+    compiler: GrammarCompiler, after_prompts: PromptDrawing
 ) -> None:
-    table = Histories(RUNS, SHAPE.rows, HEAD, DEVICE, num_tokens=TOKENS)
-    drawing = PromptDrawing(2, HEAD, DEVICE, False, table)
     history, _ = histories_of(compiler, 13)[0]
-    row = rows_of(compiler, history, ())
-    assert row.allowed is not None
-    left_out = int(np.flatnonzero(np.unpackbits(row.allowed, bitorder="little") == 0)[0])
+    allowed = rows_of(compiler, history, ()).allowed
     logits = torch.zeros(1, HEAD)
-    logits[0, left_out] = float("nan")
-    assert drawing.draw(logits.to(DEVICE), [draw_of(history, 0, 0)]).broken[0]
+    logits[0, np.flatnonzero(np.unpackbits(allowed, bitorder="little") == 0)[0]] = float("nan")
+    assert after_prompts.draw(logits.to(DEVICE), [draw_of(history, 0, 0)]).broken[0]
 
 
 def test_where_nothing_can_follow_something_is_drawn_to_be_left_out(
-    compiler: GrammarCompiler,
+    compiler: GrammarCompiler, after_prompts: PromptDrawing
 ) -> None:
-    """And what follows the other rows is as ever."""
-    table = Histories(RUNS, SHAPE.rows, HEAD, DEVICE, num_tokens=TOKENS)
-    drawing = PromptDrawing(2, HEAD, DEVICE, False, table)
     grammar = Grammar(GrammarKind.CHOICES, '["a"]')
     follower = compiler.follow(grammar)
     text = text_of(compiler, grammar, 1, 0)
     ended = History(SamplingParams(seed=1, temperature=0.0), [5], [*text, 1], follower)
-    logits = torch.zeros(1, HEAD)
-    logits[0, 77] = 5.0
-    (token,) = drawing.draw(logits.to(DEVICE), [draw_of(ended, 0, 0)]).drawn or ()
+    (token,) = (
+        after_prompts.draw(random_logits(1, 5).to(DEVICE), [draw_of(ended, 0, 0)]).drawn or ()
+    )
     assert follower.num_allowed(ended.output, [token]) == 0

@@ -4,9 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-
-pytest.importorskip("triton")
 
 from ssd_engine.forward.result import ForwardResult
 from ssd_engine.kernels.sampling import reporting
@@ -14,7 +11,6 @@ from ssd_engine.kernels.sampling.reporting import Reports
 from ssd_engine.sampling.params import MAX_TOP_LOGPROBS, Logprobs
 from ssd_engine.sampling.reported import ReportedLogprobs
 from ssd_engine.sampling.sampler import logprobs
-from tests.suite.scale import full_only
 
 pytestmark = pytest.mark.usefixtures("quick_interpreter")
 
@@ -30,7 +26,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(reporting, "LEAF", 16)
 
 
-def report(logits: Tensor, tokens: list[int], *wanted: int) -> list[Logprobs]:
+def report(logits: torch.Tensor, tokens: list[int], *wanted: int) -> list[Logprobs]:
     """Of rows that have drawn these tokens."""
     rows, vocab = logits.shape
     counts = torch.tensor(wanted or [MAX_TOP_LOGPROBS] * rows, dtype=torch.int32, device=DEVICE)
@@ -53,7 +49,8 @@ def same_values(values: list[float]) -> Any:
     return values if DEVICE.type == "cpu" else pytest.approx(values, rel=1e-6, abs=1e-12)
 
 
-@pytest.mark.parametrize("vocab", [VOCABS[0], *map(full_only, VOCABS[1:])])
+@pytest.mark.sampled
+@pytest.mark.parametrize("vocab", VOCABS)
 @pytest.mark.parametrize("kind", ["spread out", "ties", "sure of itself", "all alike"])
 def test_log_probabilities_are_those_of_the_sampler(kind: str, vocab: int) -> None:
     x = torch.randn(ROWS, vocab, generator=torch.Generator().manual_seed(vocab))
@@ -72,16 +69,9 @@ def test_log_probabilities_are_those_of_the_sampler(kind: str, vocab: int) -> No
         assert values == same_values([told.chosen, *(value for _, value in told.top)])
 
 
-def test_no_more_tokens_than_there_are() -> None:
-    logits = torch.arange(40.0).reshape(2, 20)
-    logits[0, :7] = -torch.inf
-    first, second = report(logits, [19, 3])
-    assert [token for token, _ in first.top] == list(range(19, 6, -1))
-    assert [token for token, _ in second.top] == list(range(19, -1, -1))
-
-
-def test_each_row_is_told_as_many_likeliest_tokens_as_it_asks_for() -> None:
+def test_each_row_is_told_as_many_likeliest_tokens_as_it_asks_for_and_as_there_are() -> None:
     logits = torch.arange(80.0).reshape(4, 20)
-    told = report(logits, [0, 1, 2, 3], 0, 3, 1, 20)
-    assert [len(each.top) for each in told] == [0, 3, 1, 20]
-    assert [token for token, _ in told[1].top] == [19, 18, 17]
+    logits[3, :7] = -torch.inf
+    told = report(logits, [0, 1, 2, 19], 0, 3, 20, 20)
+    expected = [[], [19, 18, 17], [*range(19, -1, -1)], [*range(19, 6, -1)]]
+    assert [[token for token, _ in each.top] for each in told] == expected

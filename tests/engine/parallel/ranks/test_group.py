@@ -1,8 +1,9 @@
 """Ranks that share a GPU, for debugging: by NCCL where it allows that, else through the host."""
 
+import itertools
+import multiprocessing
 import os
-import subprocess
-import sys
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -10,77 +11,48 @@ import torch
 import torch.distributed as dist
 
 from ssd_engine.execution.runner_options import RunnerOptions
+from ssd_engine.models import tensor_parallel
 from ssd_engine.models.tensor_parallel import GroupThroughHost, RankGroup
 from ssd_engine.parallel.ranks import group as group_module
 from ssd_engine.parallel.ranks.group import join_group
 from ssd_engine.parallel.ranks.rank_start import RankPlacement
 
-RANK = """
-import sys
-import torch
-import torch.distributed as dist
-from ssd_engine.models.tensor_parallel import GroupThroughHost
+ROWS = [(24, 64, torch.bfloat16), (3, 5, torch.float32), (7, 64, torch.float64)]
 
-rank, store = int(sys.argv[1]), sys.argv[2]
-dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-group = GroupThroughHost(rank, 2, torch.device("cpu"), rank, 2)
-mine = torch.tensor([[1.0, 2.0]], dtype=torch.bfloat16) * 10**rank
-total = group.all_reduce(mine.clone()).tolist()
-columns = group.gather_columns(mine)
-print(total, None if columns is None else columns.tolist(), group.minimum(5 + rank))
-"""
+# Forked from a server that has torch loaded: a process costs milliseconds.
+_processes = multiprocessing.get_context("forkserver")
+_processes.set_forkserver_preload(["tests.engine.parallel.ranks.test_group"])
 
 
-OF_FOUR = """
-import sys
-import torch
-import torch.distributed as dist
-from ssd_engine.models import tensor_parallel
-from ssd_engine.models.tensor_parallel import RankGroup
-
-rank, store, tensor_parallel.GATHERED_BYTES = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=4)
-group = RankGroup(rank, 4, torch.device("cpu"), rank, 4)
-torch.manual_seed(0)
-for rows, width, dtype in [(24, 64, torch.bfloat16), (3, 5, torch.float32), (7, 64, torch.float64)]:
-    parts = torch.randn(4, rows, width).mul(torch.tensor([1, 30, 900, 7]).view(4, 1, 1)).to(dtype)
-    mine = parts[rank]
-    whole = group.all_reduce(mine.clone())
-    one_by_one = torch.stack([group.all_reduce(row.clone()) for row in mine])
-    turned = group.all_reduce(mine.flip(0).contiguous()).flip(0)
-    wide = torch.promote_types(dtype, torch.float32)
-    expected = (parts[0].to(wide) + parts[1] + parts[2] + parts[3]).to(dtype)
-    print([torch.equal(each, expected) for each in (whole, one_by_one, turned)])
-"""
-
-
-def run_ranks(script: str, count: int, store: Path, *arguments: str) -> list[str]:
-    """What each of them prints."""
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", script, str(rank), str(store), *arguments],
-            env=environment,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(count)
-    ]
-    return [process.communicate(timeout=120)[0].strip() for process in processes]
+def add_up(rank: int, store: Path) -> tuple[list[bool], list[list[int]] | None, int]:
+    """One of four: whether sums are those of one order, columns of all, and a minimum."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=4)
+    group, through_host = (
+        kind(rank, 4, torch.device("cpu"), rank, 4) for kind in (RankGroup, GroupThroughHost)
+    )
+    torch.manual_seed(0)
+    scale, same = torch.tensor([1, 30, 900, 7]).view(4, 1, 1), []
+    for (rows, width, dtype), gathered in itertools.product(ROWS, (1 << 19, 0)):
+        tensor_parallel.GATHERED_BYTES = gathered  # else a piece each
+        parts = torch.randn(4, rows, width).mul(scale).to(dtype)
+        mine, wide = parts[rank], parts.to(torch.promote_types(dtype, torch.float32))
+        expected = (wide[0] + wide[1] + wide[2] + wide[3]).to(dtype)
+        one_by_one = torch.stack([group.all_reduce(row.clone()) for row in mine])
+        turned = group.all_reduce(mine.flip(0).contiguous()).flip(0)
+        sums = [each.all_reduce(mine.clone()) for each in (group, through_host)]
+        same += [torch.equal(each, expected) for each in (*sums, one_by_one, turned)]
+    columns = through_host.gather_columns(torch.tensor([[rank, 2 * rank]]))
+    return same, None if columns is None else columns.tolist(), through_host.minimum(5 + rank)
 
 
-def test_sums_and_columns_go_through_the_host(tmp_path: Path) -> None:
-    first, second = run_ranks(RANK, 2, tmp_path / "store")
-    assert first == "[[11.0, 22.0]] [[1.0, 2.0, 10.0, 20.0]] 5"
-    assert second == "[[11.0, 22.0]] None 5"
-
-
-@pytest.mark.parametrize("gathered", [1 << 19, 0], ids=["gathered", "a piece each"])
-def test_a_sum_of_four_ranks_is_the_same_wherever_its_row_lies(
-    gathered: int, tmp_path: Path
-) -> None:
-    for said in run_ranks(OF_FOUR, 4, tmp_path / "store", str(gathered)):
-        assert said.splitlines() == 3 * ["[True, True, True]"]
+def test_a_sum_of_four_ranks_is_the_same_wherever_its_row_lies(tmp_path: Path) -> None:
+    with ProcessPoolExecutor(4, mp_context=_processes) as ranks:
+        found = list(ranks.map(add_up, range(4), [tmp_path / "store"] * 4))
+    for rank, (same, columns, least) in enumerate(found):
+        assert all(same)
+        assert columns == (None if rank else [[0, 0, 1, 2, 2, 4, 3, 6]])
+        assert least == 5
 
 
 @pytest.mark.parametrize(

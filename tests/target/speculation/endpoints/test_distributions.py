@@ -2,19 +2,17 @@
 
 import pytest
 
-from ssd_engine.sampling.params import SamplingParams
 from ssd_engine.speculation.frames import Branch, Branches, Plane, Verification
 from ssd_engine.tensor_plane.protocol.handshake import PlaneAnswer, PlaneKind
 from ssd_engine.tensor_plane.protocol.rows import RowsKey
-from ssd_engine.text.completion import StopRules
 from ssd_target.records.engine_records import DraftLinkUp
-from ssd_target.records.speculation_options import Mode, SpeculationOptions, SpeculationRequest
-from ssd_target.scheduling.sequence import Sequence
-from ssd_target.scheduling.verifier import RoundOutcome
+from ssd_target.records.speculation_options import Mode, SpeculationOptions
 from ssd_target.speculation.coordinator import SpeculationCoordinator
 from ssd_target.speculation.endpoints.sequence_speculation import RowSpeculation
 from tests.engine.tensor_plane.peer import DISTRIBUTIONS, make_rows
 from tests.engine.tensor_plane.planes import plane
+from tests.target.sequences import make_sequence
+from tests.target.speculation.rounds import end_plain_round
 from tests.waiting import wait_until
 
 LINK, EPOCH = 3, 2
@@ -22,14 +20,11 @@ LINK, EPOCH = 3, 2
 
 def launch_a_hit(speculator: SpeculationCoordinator) -> RowSpeculation:
     """Round 1 of a sequence, whose three tokens its endpoint drew."""
-    prompt, sampling = [1, 2], SamplingParams(seed=1, temperature=1.0)
-    sequence = Sequence(1, prompt, [], sampling, StopRules(9), None, [b""] * DISTRIBUTIONS.width)
-    sequence.speculation = SpeculationRequest(Mode.SSD, Verification.REJECTION)
+    sequence = make_sequence(1, [1, 2], mode=Mode.SSD, verification=Verification.REJECTION)
     speculator.begin(sequence)
     branches = Branches(sequence.id, 0, [Branch(0, 7, 0, [4, 5, 6])])
     speculator.endpoints.follow(LINK, EPOCH, [branches], None)
-    sequence.commit(7)
-    speculator.end_round(sequence, RoundOutcome(range(0), [7], None), 1)
+    end_plain_round(speculator, sequence)
     rows = speculator.take([sequence])
     speculator.launch(rows)
     return rows[0]
@@ -56,9 +51,6 @@ def test_the_loop_never_waits_for_rows(in_time: bool, monkeypatch: pytest.Monkey
         (given,) = speculator.distributions.of([row])
         assert given is not None
         assert given.wire is not None
-        if in_time:
-            assert given.wire.equal(drawn_from)
-        else:
-            assert len(given.wire) == 0
+        assert given.wire.equal(drawn_from[: 3 * in_time])
         assert row.num_cut == (0 if in_time else 3)
         assert row.state.stats.fallbacks.get("no distributions", 0) == (not in_time)

@@ -1,15 +1,13 @@
 """What the engine believes of an endpoint."""
 
-from ssd_engine.sampling.params import SamplingParams
 from ssd_engine.speculation.frames import Launch, Load, Source
-from ssd_engine.text.completion import StopRules
 from ssd_target.records.engine_records import DraftLinkUp
-from ssd_target.records.speculation_options import Mode, SpeculationOptions, SpeculationRequest
-from ssd_target.scheduling.sequence import Sequence
-from ssd_target.scheduling.verifier import RoundOutcome
+from ssd_target.records.speculation_options import Mode, SpeculationOptions
 from ssd_target.speculation.coordinator import SpeculationCoordinator
 from ssd_target.speculation.endpoints.endpoint import LOAD_SECONDS, SILENT_VISITS, DraftEndpoint
 from ssd_target.speculation.endpoints.payoff import Payoff
+from tests.target.sequences import make_sequence
+from tests.target.speculation.rounds import end_plain_round
 
 
 def connected(max_sequences: int) -> DraftEndpoint:
@@ -18,19 +16,14 @@ def connected(max_sequences: int) -> DraftEndpoint:
     return endpoint
 
 
-def test_sequences_of_other_targets_take_room() -> None:
+def test_sequences_of_other_targets_take_room_for_a_while() -> None:
     endpoint = connected(16)
     endpoint.sequences = {1, 2}
     endpoint.heard(Load(open_sequences=8), now=10.0)
     assert endpoint.occupancy(10.0) == 8 / 16
     endpoint.sequences = {1, 2, 3}
     assert endpoint.occupancy(10.1) == 9 / 16
-
-
-def test_an_endpoint_that_was_busy_once_is_not_avoided_for_ever() -> None:
-    """Nobody asks it anything, so it says nothing."""
-    endpoint = connected(16)
-    endpoint.heard(Load(open_sequences=8), now=10.0)
+    endpoint.sequences = set()  # nobody asks it anything, so it says nothing
     assert endpoint.occupancy(10.0 + LOAD_SECONDS) == 0.0
 
 
@@ -39,15 +32,10 @@ def test_sequences_are_spread_evenly_over_endpoints() -> None:
     speculator = SpeculationCoordinator(options, 100, clock=lambda: 0.0)
     for link in (1, 2):
         speculator.endpoints.connected(DraftLinkUp(link, 1, False, 16, 2048, 5))
-    sequences = [
-        Sequence(i, [1, 2], [], SamplingParams(seed=i), StopRules(60), None, [b""] * 100)
-        for i in range(8)
-    ]
+    sequences = [make_sequence(i, [1, 2], mode=Mode.SSD) for i in range(8)]
     for sequence in sequences:
-        sequence.speculation = SpeculationRequest(mode=Mode.SSD)
         speculator.begin(sequence)
-        sequence.commit(7)
-        speculator.end_round(sequence, RoundOutcome(range(0), [7], None), 1)
+        end_plain_round(speculator, sequence)
     speculator.launch(speculator.take(sequences))
     assert [len(endpoint.sequences) for endpoint in speculator.endpoints] == [4, 4]
 

@@ -10,13 +10,11 @@ from torch import Tensor
 
 from ssd_engine.forward.batch import Chunk
 from ssd_engine.kvcache.block_pool import BlockPool
-from ssd_engine.sampling.params import SamplingParams
 from ssd_engine.speculation.features import FeatureNeeds, FeatureTerms
 from ssd_engine.tensor_plane.features import told_features
 from ssd_engine.tensor_plane.host_rows import CopiesOnHost, HostRows
 from ssd_engine.tensor_plane.protocol.rows import MakeRows, RowsKey, check_rows
 from ssd_engine.tensor_plane.protocol.state import PlaneState
-from ssd_engine.text.completion import StopRules
 from ssd_target.records.engine_records import DraftLinkUp
 from ssd_target.records.speculation_options import FeatureOptions, Mode, SpeculationRequest
 from ssd_target.scheduling.sequence import Sequence
@@ -30,8 +28,9 @@ from ssd_target.speculation.endpoints.feature_feed import (
     REQUESTS_A_ROUND,
     FeatureFeed,
 )
-from ssd_target.speculation.endpoints.feature_text import FEW_ROWS, FeatureText
+from ssd_target.speculation.endpoints.feature_text import FeatureText
 from ssd_target.speculation.endpoints.payoff import Payoff
+from tests.target.sequences import make_sequence
 
 HIDDEN, BLOCK, PROMPT = 4, 4, 20
 
@@ -83,8 +82,7 @@ class Target:
         self.states: dict[int, Any] = {}
 
     def begin(self, key: int, mode: Mode = Mode.SSD) -> Sequence:
-        rules = StopRules(200)
-        sequence = Sequence(key, [1] * PROMPT, [], SamplingParams(0), rules, None, [b""] * 9)
+        sequence = make_sequence(key, [1] * PROMPT)
         sequence.lease = self.pool.open([], PROMPT + 40)
         request = SpeculationRequest(mode)
         self.states[key] = SimpleNamespace(
@@ -101,15 +99,44 @@ class Target:
         work = Work(sequence, Chunk([1] * (end - begin), begin, [], 1), sequence.stays)
         self.feed.note([work], rows, self.states, reading=True)
 
-    def end_prompt(self, sequence: Sequence) -> None:
+    def rounds(self, sequence: Sequence, positions: range, *readers: Any) -> None:
+        """A forward over each of them, after which readers are told."""
+        for position in positions:
+            self.tell(sequence, position, position + 1)
+            self.feed.flush([*readers])
+
+    def read_prompt(self, sequence: Sequence, *readers: Any) -> None:
         """Its blocks enter the prefix cache."""
+        length = len(sequence.prompt)
+        self.tell(sequence, 0, length)
         assert sequence.lease is not None
-        sequence.lease.grow(PROMPT)
-        sequence.lease.commit(sequence.committed(), PROMPT)
+        sequence.lease.grow(length)
+        sequence.lease.commit(sequence.committed(), length)
+        self.feed.flush([*readers])
+
+    def leave(self, sequence: Sequence) -> None:
+        assert sequence.lease is not None
+        sequence.lease.release()
+        sequence.lease = None
+
+    def evict_all(self) -> None:
+        """Another sequence takes the whole cache, and leaves it."""
+        lease = self.pool.open([], self.pool.num_blocks * BLOCK)
+        assert lease is not None
+        lease.grow(self.pool.num_blocks * BLOCK)
+        lease.release()
 
     def ask(self, endpoint: DraftEndpoint, sequence: Sequence, begin: int) -> bool:
         endpoint.sequences.add(sequence.id)
         return self.feed.request(endpoint, self.states[sequence.id], begin)
+
+
+def linked(watched: tuple[int, ...] = (0,), **options: int) -> tuple[Any, Target, Sequence]:
+    """One who reads all that is watched, of a sequence from its beginning."""
+    endpoint, target = reader(1, watched), Target(watched, **options)
+    sequence = target.begin(1)
+    target.ask(endpoint, sequence, 0)
+    return endpoint, target, sequence
 
 
 def test_readers_get_their_own_boundaries_in_their_order() -> None:
@@ -133,9 +160,7 @@ def test_readers_get_their_own_boundaries_in_their_order() -> None:
 
 
 def test_rows_of_each_outcome_follow_the_prompts() -> None:
-    endpoint, target = reader(1, (0,)), Target((0,))
-    sequence = target.begin(1)
-    target.ask(endpoint, sequence, 0)
+    endpoint, target, sequence = linked()
     for begin, end in ((0, 8), (8, 16), (16, 19), (19, 21), (21, 22)):
         target.tell(sequence, begin, end)
         target.feed.flush([endpoint])
@@ -143,17 +168,19 @@ def test_rows_of_each_outcome_follow_the_prompts() -> None:
     assert endpoint.features.positions() == [*range(22)]
 
 
-def test_nothing_is_sent_before_it_is_asked_for() -> None:
-    endpoint, target = reader(1, (0,)), Target((0,))
+@pytest.mark.parametrize(("window", "begin"), [(0, 5), (3, 0)])
+def test_nothing_is_sent_before_it_is_asked_for_nor_more_than_there_is_use_for(
+    window: int, begin: int
+) -> None:
+    endpoint, target = reader(1, (0,), window), Target((0,))
     sequence = target.begin(1)
     endpoint.sequences.add(1)
     target.tell(sequence, 0, 8)
     target.feed.flush([endpoint])
     assert endpoint.features.sent == []
-    target.ask(endpoint, sequence, 5)
+    target.ask(endpoint, sequence, begin)
     target.feed.flush([endpoint])
     assert endpoint.features.positions() == [5, 6, 7]
-    assert target.feed.counters.missed == 0
 
 
 def test_a_reader_may_ask_again_a_few_times_a_round() -> None:
@@ -167,28 +194,19 @@ def test_a_reader_may_ask_again_a_few_times_a_round() -> None:
     assert target.feed.counters.refused == 5 - REQUESTS_A_ROUND
 
 
-def test_a_small_window_is_told_no_more_than_it_has_use_for() -> None:
-    endpoint, target = reader(1, (0,), window=3), Target((0,))
-    sequence = target.begin(1)
-    target.tell(sequence, 0, 8)
-    target.feed.flush([endpoint])
-    target.ask(endpoint, sequence, 0)
-    target.feed.flush([endpoint])
-    assert endpoint.features.positions() == [5, 6, 7]
-
-
-def test_who_does_not_read_gets_the_newest_run_later_and_nothing_grows() -> None:
+def test_who_does_not_read_gets_the_newest_run_later_and_nothing_grows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where there is no room, nothing is looked for."""
     window = 16
-    endpoint, target = reader(1, (0, 1)), Target((0, 1), window=window)
-    sequence = target.begin(1)
+    endpoint, target, sequence = linked((0, 1), window=window)
     endpoint.features.room = 0
-    target.ask(endpoint, sequence, 0)
-    for position in range(150):
-        target.tell(sequence, position, position + 1)
-        target.feed.flush([endpoint])
-        text = target.feed._fed[1].text
-        assert text.num_bytes <= (1.25 * window + 1) * 2 * HIDDEN * 4
-        assert not target.feed._noted
+    with monkeypatch.context() as patch:
+        patch.setattr(FeatureText, "pieces", None)
+        for position in range(150):
+            target.rounds(sequence, range(position, position + 1), endpoint)
+            assert target.feed._fed[1].text.num_bytes <= (1.25 * window + 1) * 2 * HIDDEN * 4
+            assert not target.feed._noted
     endpoint.features.room = 1 << 30
     target.feed.flush([endpoint])
     told = endpoint.features.positions()
@@ -198,11 +216,8 @@ def test_who_does_not_read_gets_the_newest_run_later_and_nothing_grows() -> None
 
 
 def test_rows_wider_than_heads_read_have_a_shorter_window() -> None:
-    endpoint, target = reader(1, (0, 1, 2, 3)), Target((0, 1, 2, 3), window=16, window_bytes=128)
-    sequence = target.begin(1)
-    for position in range(60):
-        target.tell(sequence, position, position + 1)
-        target.feed.flush([endpoint])
+    endpoint, target, sequence = linked((0, 1, 2, 3), window=16, window_bytes=128)
+    target.rounds(sequence, range(60), endpoint)
     assert target.feed._fed[1].text.num_bytes <= 128 + 4 * HIDDEN * 4  # and the last row
 
 
@@ -217,15 +232,11 @@ def test_features_of_other_requests_are_not_kept() -> None:
 def test_kept_blocks_are_told_after_a_prefix_hit_until_they_are_evicted() -> None:
     endpoint, target = reader(1, (0,)), Target((0,), window=4, keep_bytes=1 << 16)
     first = target.begin(1)
-    target.tell(first, 0, PROMPT)
-    assert first.lease is not None
-    first.lease.grow(PROMPT)
-    first.lease.commit(first.committed(), PROMPT)
-    target.feed.flush([endpoint])
-    target.tell(first, PROMPT, PROMPT + 1)
-    target.feed.flush([endpoint])
+    target.read_prompt(first, endpoint)
+    target.rounds(first, range(PROMPT, PROMPT + 1), endpoint)
     assert len(target.feed.kept) == PROMPT // BLOCK
     second = target.begin(2)
+    target.leave(second)
     second.lease = target.pool.open([1] * PROMPT, PROMPT + 4)
     assert second.lease is not None
     cached = second.lease.num_cached_tokens
@@ -234,55 +245,24 @@ def test_kept_blocks_are_told_after_a_prefix_hit_until_they_are_evicted() -> Non
     target.tell(second, cached, PROMPT)
     target.feed.flush([endpoint])
     assert endpoint.features.positions() == [*range(PROMPT)]
-    for name in first.lease.names:
-        target.pool.on_forgotten(name)
+    for sequence in (first, second):
+        target.leave(sequence)
+    target.evict_all()
     assert target.feed.kept.num_bytes == 0
 
 
 def test_who_reads_what_is_not_watched_yet_waits() -> None:
-    target, other = Target((0,)), reader(1, (0, 3))
+    """Rows of a forward from before the watch are passed over."""
+    endpoint, target = reader(1, (0, 3)), Target((0,))
     sequence = target.begin(1)
-    assert target.ask(other, sequence, 0)
+    assert target.ask(endpoint, sequence, 0)
     target.tell(sequence, 0, 5)
-    target.feed.flush([other])
-    assert other.features.sent == []
-
-
-def test_rows_of_a_forward_from_before_the_watch_are_passed_over() -> None:
-    endpoint, target = reader(1, (0, 1)), Target((0,))
-    sequence = target.begin(1)
-    target.ask(endpoint, sequence, 0)
-    work = Work(sequence, Chunk([1] * 4, 0, [], 1), sequence.stays)
-    target.feed.watch((0, 1), 0.0)
+    target.feed.flush([endpoint])
+    target.feed.watch((0, 3), 0.0)
+    work = Work(sequence, Chunk([1] * 4, 5, [], 1), sequence.stays)
     target.feed.note([work], torch.zeros(4, HIDDEN), target.states, reading=True)
     target.feed.flush([endpoint])
     assert endpoint.features.sent == []
-
-
-class CountedPieces(list[HostRows]):
-    looked_at = 0
-
-    def __getitem__(self, number: Any) -> Any:
-        self.looked_at += 1
-        return super().__getitem__(number)
-
-
-def test_the_newest_rows_are_found_without_a_look_at_all_others() -> None:
-    """And rounds leave few pieces behind."""
-    endpoint, target = reader(1, (0,)), Target((0,), window=1024)
-    sequence = target.begin(1)
-    target.ask(endpoint, sequence, 0)
-    for position in range(1024):
-        target.tell(sequence, position, position + 1)
-        target.feed.flush([endpoint])
-    text = target.feed._fed[1].text
-    assert len(text._pieces) <= 1024 // FEW_ROWS + 2
-    text._pieces = pieces = CountedPieces(text._pieces)
-    for position in range(1024, 1044):
-        target.tell(sequence, position, position + 1)
-        target.feed.flush([endpoint])
-    assert endpoint.features.positions() == [*range(1044)]
-    assert pieces.looked_at <= 20 * 8
 
 
 def test_who_is_told_again_gets_part_of_it_in_each_flush_after_all_others(
@@ -305,57 +285,35 @@ def test_who_is_told_again_gets_part_of_it_in_each_flush_after_all_others(
     assert told == 64
 
 
-def test_where_there_is_no_room_nothing_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    endpoint, target = reader(1, (0,)), Target((0,))
-    sequence = target.begin(1)
-    target.ask(endpoint, sequence, 0)
-    endpoint.features.room = 0
-    monkeypatch.setattr(FeatureText, "pieces", None)
-    for position in range(8):
-        target.tell(sequence, position, position + 1)
-        target.feed.flush([endpoint])
-    assert endpoint.features.sent == []
-
-
-class Slow(Kept):
-    """A plane whose thread takes nothing yet."""
-
-    def __init__(self, needs: FeatureNeeds) -> None:
-        super().__init__(needs)
-        self.queue: list[tuple[MakeRows, int]] = []
-
-    def send_made(
-        self, key: RowsKey, make: MakeRows, num_rows: int = 0, complete: bool = False
-    ) -> bool:
-        self.queue.append((make, num_rows))
-        return True
-
-
 class Borrowed(CopiesOnHost):
     """All pieces of a forward lie in one copy, as those from a device."""
 
     def copy(self, pieces: Any, mark: Any) -> list[HostRows]:
-        whole, at, copies = torch.cat([*pieces]), 0, []
-        for piece in pieces:
-            copies.append(HostRows(whole[at : at + len(piece)], borrowed=True))
-            at += len(piece)
-        return copies
+        parts = torch.cat([*pieces]).split([len(piece) for piece in pieces])
+        return [HostRows(part, borrowed=True) for part in parts]
 
 
 def test_rows_that_wait_count_as_what_they_hold() -> None:
-    """All boundaries that are watched, until they are made; then their own, and no forward's."""
+    """All boundaries that are watched, until they are made; then their own, and no forward's. The
+    plane's thread takes nothing yet."""
     endpoint, target = reader(1, (2,)), Target((0, 1, 2, 3))
     target.feed.copies = Borrowed()
-    endpoint.features = slow = Slow(endpoint.terms.needs)
+    queue: list[tuple[MakeRows, int]] = []
+
+    def take_later(key: RowsKey, make: MakeRows, num_rows: int, **_: bool) -> bool:
+        queue.append((make, num_rows))
+        return True
+
+    endpoint.features.send_made = take_later
     sequence, others = target.begin(1), target.begin(2)
     target.ask(endpoint, sequence, 0)
     for position in range(3):
         target.tell(others, 0, 50)
         target.tell(sequence, position, position + 1)
         target.feed.flush([endpoint])
-        assert slow.queue[-1][1] == 4
+        assert queue[-1][1] == 4
     target.feed.flush([endpoint])
-    for position, (make, _) in enumerate(slow.queue):
+    for position, (make, _) in enumerate(queue):
         outgoing = make.__self__  # type: ignore[attr-defined]
         assert outgoing._content.untyped_storage().nbytes() == 4 * HIDDEN
         assert make().tolist() == [[200.0 + position] * HIDDEN]
@@ -370,10 +328,8 @@ def test_no_memory_to_copy_rows_costs_these_rows_alone(caplog: pytest.LogCapture
                 raise torch.OutOfMemoryError("no memory")
             return super().copy(pieces, mark)
 
-    endpoint, target = reader(1, (0,)), Target((0,))
+    endpoint, target, sequence = linked()
     target.feed.copies = copies = Full()
-    sequence = target.begin(1)
-    target.ask(endpoint, sequence, 0)
     for position in range(12):
         copies.full = 4 <= position < 7
         target.tell(sequence, position, position + 1)
@@ -386,50 +342,32 @@ def test_no_memory_to_copy_rows_costs_these_rows_alone(caplog: pytest.LogCapture
 
 
 def test_blocks_are_kept_a_few_at_a_time_and_none_is_lost() -> None:
-    target = Target((0,), window=4, keep_bytes=1 << 20)
-    target.pool = BlockPool(256, BLOCK)
-    target.feed.follow_pool(target.pool)
+    target, length = Target((0,), window=4, keep_bytes=1 << 20), 40 * BLOCK
     sequence = target.begin(1)
-    length = 40 * BLOCK
-    sequence.prompt = [*range(length)]
-    assert sequence.lease is not None
-    sequence.lease.release()
-    sequence.lease = lease = target.pool.open([], length + 40)
-    assert lease is not None
-    target.tell(sequence, 0, length)
-    lease.grow(length)
-    lease.commit(sequence.prompt, length)
-    target.feed.flush([])
+    target.leave(sequence)
+    sequence.prompt, sequence.lease = [*range(length)], target.pool.open([], length + 40)
+    target.read_prompt(sequence)
     for position in range(length, length + 3):
         before = len(target.feed.kept)
-        target.tell(sequence, position, position + 1)
-        target.feed.flush([])
-        most = KEEP_BLOCKS + (40 - before) // KEEP_FLUSHES
-        assert len(target.feed.kept) - before == most
+        target.rounds(sequence, range(position, position + 1))
+        assert len(target.feed.kept) - before == KEEP_BLOCKS + (40 - before) // KEEP_FLUSHES
     target.feed.end(1)
-    lease.release()
+    target.leave(sequence)
     for _ in range(LAST_FLUSHES):
         target.feed.flush([])
     assert len(target.feed.kept) == 40
     assert not target.feed._ended
-    evicting = target.pool.open([], 256 * BLOCK)
-    assert evicting is not None
-    evicting.grow(256 * BLOCK)
+    target.evict_all()
     assert target.feed.kept.num_bytes == 0
 
 
 def test_nothing_is_kept_of_blocks_that_were_evicted_meanwhile() -> None:
     target = Target((0,), keep_bytes=1 << 20)
     sequence = target.begin(1)
-    target.tell(sequence, 0, PROMPT)
-    target.end_prompt(sequence)
-    target.feed.flush([])
+    target.read_prompt(sequence)
     target.feed.end(1)
-    assert sequence.lease is not None
-    sequence.lease.release()
-    evicting = target.pool.open([], 64 * BLOCK)
-    assert evicting is not None
-    evicting.grow(64 * BLOCK)
+    target.leave(sequence)
+    target.evict_all()
     for _ in range(LAST_FLUSHES):
         target.feed.flush([])
     assert target.feed.kept.num_bytes == 0
@@ -437,29 +375,18 @@ def test_nothing_is_kept_of_blocks_that_were_evicted_meanwhile() -> None:
 
 
 def test_a_sequence_that_comes_back_is_kept_under_the_names_of_its_new_blocks() -> None:
-    target = Target((0,), keep_bytes=1 << 20)
+    target, names = Target((0,), keep_bytes=1 << 20), set[int]()
     sequence = target.begin(1)
-    target.tell(sequence, 0, PROMPT)
-    target.end_prompt(sequence)
-    for position in range(PROMPT, PROMPT + 3):
-        target.feed.flush([])
-        target.tell(sequence, position, position + 1)
-    before = [*sequence.lease.names]  # type: ignore[union-attr]
-    assert all(name in target.feed.kept for name in before)
-    sequence.lease.release()  # type: ignore[union-attr]
-    evicting = target.pool.open([], 64 * BLOCK)
-    assert evicting is not None
-    evicting.grow(64 * BLOCK)
-    evicting.release()
-    assert len(target.feed.kept) == 0
-    sequence.lease = target.pool.open([], PROMPT + 40)
-    sequence.stays += 1
-    target.tell(sequence, 0, PROMPT)
-    target.end_prompt(sequence)
-    for position in range(PROMPT, PROMPT + 6):
-        target.feed.flush([])
-        target.tell(sequence, position, position + 1)
-    names = sequence.lease.names  # type: ignore[union-attr]
-    assert not set(names) & set(before)
-    assert all(name in target.feed.kept for name in names)
-    assert len(target.feed.kept) == len(names)
+    for _ in range(2):
+        sequence.lease = sequence.lease or target.pool.open([], PROMPT + 40)
+        target.read_prompt(sequence)
+        target.rounds(sequence, range(PROMPT, PROMPT + 6))
+        assert sequence.lease is not None
+        assert not names & {*sequence.lease.names}
+        names = {*sequence.lease.names}
+        assert all(name in target.feed.kept for name in names)
+        assert len(target.feed.kept) == len(names) > 0
+        target.leave(sequence)
+        target.evict_all()
+        assert len(target.feed.kept) == 0
+        sequence.stays += 1

@@ -2,6 +2,7 @@
 
 import random
 
+import pytest
 import torch
 
 from ssd_engine.tensor_plane.host_rows import HostRows
@@ -22,22 +23,6 @@ def positions(text: FeatureText, begin: int, end: int) -> list[int]:
     return [] if not pieces else [int(x) for x in torch.cat(pieces)[:, 0]]
 
 
-def test_pieces_are_the_rows_that_were_added() -> None:
-    dice = random.Random(1)
-    for _ in range(50):
-        text = FeatureText(KeptFeatures(), BLOCK)
-        end = 0
-        while end < 40:
-            begin = max(0, end - dice.randint(0, 3))
-            more = dice.randint(1, 6)
-            text.add(begin, rows(begin, begin + more))
-            end = max(end, begin + more)
-        assert (text.start, text.end) == (0, end)
-        begin = dice.randint(0, end)
-        assert positions(text, begin, end) == [*range(begin, end)]
-        assert text.num_bytes == end * ROW_BYTES
-
-
 def test_a_gap_begins_anew() -> None:
     text = FeatureText(KeptFeatures(), BLOCK)
     text.add(0, rows(0, 8))
@@ -49,29 +34,30 @@ def test_a_gap_begins_anew() -> None:
 def test_what_is_read_again_from_the_beginning_changes_nothing() -> None:
     """As after a sequence was set aside."""
     text = FeatureText(KeptFeatures(), BLOCK)
-    text.add(0, rows(0, 20))
-    text.prune(6)
-    for begin in range(0, 20, 5):
+    for begin in (0, 5, 10, 15, 0, 5, 10, 15, 17):
         text.add(begin, rows(begin, begin + 5))
-    text.add(20, rows(20, 22))
+        text.prune(6)
     assert text.end == 22
     assert positions(text, 18, 22) == [18, 19, 20, 21]
 
 
-def test_no_more_than_the_window_is_held_however_it_comes() -> None:
-    dice, most = random.Random(2), 16
-    for piece in (1, 3, 100):
-        text = FeatureText(KeptFeatures(), BLOCK)
-        end = 0
-        while end < 400:
-            more = dice.randint(1, piece)
-            text.add(end, rows(end, end + more))
-            end += more
-            text.prune(most)
-            held = text.end - text.start
-            assert min(end, most) <= held <= most + max(most // 4, 3)
-            assert text.num_bytes == held * ROW_BYTES
-            assert positions(text, text.start, end) == [*range(text.start, end)]
+@pytest.mark.parametrize(("piece", "again"), [(1, 0), (3, 0), (100, 0), (6, 3)])
+def test_pieces_are_the_rows_that_were_added_and_no_more_than_the_window_is_held(
+    piece: int, again: int
+) -> None:
+    """However they come, some of them again."""
+    dice, most, end = random.Random(2), 16, 0
+    text = FeatureText(KeptFeatures(), BLOCK)
+    while end < 400:
+        begin = max(text.start, end - dice.randint(0, again))
+        more = dice.randint(1, piece)
+        text.add(begin, rows(begin, begin + more))
+        end = max(end, begin + more)
+        text.prune(most)
+        held = text.end - text.start
+        assert min(end, most) <= held <= most + max(most // 4, 3)
+        assert text.num_bytes == held * ROW_BYTES
+        assert positions(text, text.start, end) == [*range(text.start, end)]
 
 
 def test_blocks_that_are_kept_lie_before_the_window() -> None:
@@ -101,8 +87,7 @@ def test_blocks_are_kept_before_a_window_that_begins_within_one() -> None:
         text.add(position, rows(position, position + 1))
     text.keep(99)
     text.prune(6)
-    assert text.start == 11
-    assert text.first == 0
+    assert (text.start, text.first) == (11, 0)
     assert positions(text, 2, 17) == [*range(2, 11)]
     assert positions(text, 9, 10) == [9]
 
@@ -111,12 +96,10 @@ def test_only_blocks_all_of_whose_rows_are_here_are_kept() -> None:
     kept = KeptFeatures(1 << 20)
     text = FeatureText(kept, BLOCK)
     text.follow([1, 2])
-    text.add(2, rows(2, 7))
-    text.keep(99)
-    assert len(kept) == 0
-    text.add(7, rows(7, 8))
-    text.keep(99)
-    assert kept.get(1) is None
+    for begin, end, num_kept in ((2, 7, 0), (7, 8, 1)):
+        text.add(begin, rows(begin, end))
+        text.keep(99)
+        assert len(kept) == num_kept
     found = kept.get(2)
     assert found is not None
     assert [int(x) for x in found.get()[:, 0]] == [4, 5, 6, 7]
@@ -131,10 +114,9 @@ def test_what_was_used_last_is_kept_within_the_budget() -> None:
     kept.put(4, rows(0, BLOCK))
     assert [kept.get(name) is not None for name in (1, 2, 3, 4)] == [True, False, True, True]
     assert kept.num_bytes == 3 * size
-    kept.put(5, rows(0, 4 * BLOCK))
-    assert kept.get(5) is None
-    kept.forget(3)
-    kept.forget(3)
+    kept.put(5, rows(0, 4 * BLOCK))  # more than there is room for
+    for name in (3, 3, 5):
+        kept.forget(name)
     assert kept.num_bytes == 2 * size
     kept.clear()
     assert kept.num_bytes == len(kept) == 0

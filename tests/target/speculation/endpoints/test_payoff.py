@@ -17,6 +17,7 @@ from ssd_target.speculation.endpoints.payoff import (
     Rate,
     TrialPhase,
 )
+from tests.suite.scale import share
 
 PLAIN_SECONDS = 0.010
 
@@ -52,8 +53,7 @@ def test_one_that_does_not_pay_is_left(tokens: int, seconds: float) -> None:
     payoff = Payoff()
     rounds_of_phases(payoff, tokens, seconds, num_phases=2)
     assert payoff.phase is TrialPhase.OFF
-    assert not payoff.speculates
-    assert not payoff.attaches
+    assert (payoff.speculates, payoff.attaches) == (False, False)
 
 
 def test_one_that_was_left_is_probed_after_pauses_that_double_up_to_a_bound() -> None:
@@ -71,7 +71,6 @@ def test_one_that_was_left_is_probed_after_pauses_that_double_up_to_a_bound() ->
 def test_one_that_has_become_good_is_taken_back_at_its_next_probe() -> None:
     payoff = Payoff()
     rounds_of_phases(payoff, 1, 0.020, num_phases=2)
-    assert payoff.phase is TrialPhase.OFF
     rounds_of_phases(payoff, 4, 0.012, num_phases=2)
     assert payoff.attaches
     assert rounds_of_phases(payoff, 4, 0.012, num_phases=2) == [PLAIN_ROUNDS, BETWEEN_PLAIN]
@@ -83,13 +82,6 @@ def test_a_round_of_another_phase_is_no_evidence() -> None:
         payoff.observe(False, 1, PLAIN_SECONDS)
     assert payoff.phase is TrialPhase.ON
     assert payoff.current.without.rounds == 0
-
-
-def test_without_auto_off_an_endpoint_is_kept_whatever_it_is_worth() -> None:
-    payoff = Payoff(enabled=False)
-    for _ in range(1000):
-        payoff.observe(True, 1, 1.0)
-    assert payoff.speculates
 
 
 def test_what_rounds_without_are_worth_is_forgotten_at_every_batch_size() -> None:
@@ -123,7 +115,7 @@ def share_of_rounds_on(gain: float, seed: int, rounds: int) -> float:
 def test_a_gain_is_found_among_rounds_that_give_one_token_or_many(
     gain: float, least: float, most: float
 ) -> None:
-    shares = [share_of_rounds_on(gain, seed, 2000) for seed in range(20)]
+    shares = [share_of_rounds_on(gain, seed, 2000) for seed in range(share(20, 5))]
     assert least <= statistics.mean(shares) <= most
 
 

@@ -61,6 +61,14 @@ def test_rows_that_fit_are_met() -> None:
         wait_until(lambda: sender.state is receiver.state is PlaneState.UP)
 
 
+def assert_refused(log: pytest.LogCaptureFixture, reason: str, **about: Any) -> None:
+    sender, receiver = opened(**about)
+    with closing(sender):
+        assert receiver is None
+        assert f"no tensor plane with 127.0.0.1: {reason}" in log.text
+    assert sender.join(HANG_SECONDS)
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -73,11 +81,7 @@ def test_rows_that_fit_are_met() -> None:
 def test_an_answer_of_other_rows_is_refused_by_name(
     change: dict[str, Any], reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sender, receiver = opened(**change)
-    with closing(sender):
-        assert receiver is None
-        assert f"no tensor plane with 127.0.0.1: {reason}" in caplog.text
-    assert sender.join(HANG_SECONDS)
+    assert_refused(caplog, reason, **change)
 
 
 @pytest.mark.parametrize(
@@ -91,11 +95,8 @@ def test_an_answer_of_other_rows_is_refused_by_name(
 def test_an_answer_of_a_kind_that_was_not_offered_is_refused(
     up: DraftLinkUp, kind: PlaneKind, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sender, receiver = opened(replace(CONFIG, plane_kind="shared_memory"), up, kind)
-    with closing(sender):
-        assert receiver is None
-        assert f"no tensor plane with 127.0.0.1: {reason}" in caplog.text
-    assert sender.join(HANG_SECONDS)
+    config = replace(CONFIG, plane_kind="shared_memory")
+    assert_refused(caplog, reason, config=config, up=up, kind=kind)
 
 
 @pytest.mark.parametrize(

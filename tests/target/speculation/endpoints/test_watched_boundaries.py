@@ -30,11 +30,6 @@ def connect(endpoint: DraftEndpoint, boundaries: tuple[int, ...], now: float) ->
     endpoint.features = Kept(needs) if boundaries else None
 
 
-def broken(endpoint: Any, state: PlaneState = PlaneState.BROKEN) -> Any:
-    endpoint.features.state = state
-    return endpoint
-
-
 def test_what_is_watched_follows_who_reads() -> None:
     watched = WatchedBoundaries()
     one, other = reader(1, (1, 3)), reader(2, (3,))
@@ -46,6 +41,8 @@ def test_what_is_watched_follows_who_reads() -> None:
     assert watched.wanted([other], 0.0) == (1, 3)  # not narrowed while somebody reads
     other.disconnect(now=100.0)
     assert watched.wanted([other], 100.0 + BACK_SECONDS - 1) == (1, 3)  # it may come back
+    connect(other, (), 101.0)  # without
+    assert watched.wanted([other], 100.0 + BACK_SECONDS - 1) == (1, 3)
     assert watched.wanted([other], 100.0 + BACK_SECONDS) == ()
 
 
@@ -60,64 +57,51 @@ def test_beside_a_head_inside_what_was_captured_stays() -> None:
     assert feed.read_inside(features).tolist() == [[*range(HIDDEN, 2 * HIDDEN)]]
 
 
-def changes_in(seconds: int, ask: Any) -> int:
-    """How often a device captures its steps; it knows the last ones that it has captured."""
+def follows_another(second: int) -> list[DraftEndpoint]:
+    return [reader(1, (second % 30,))]
+
+
+def comes_back_without(second: int) -> list[DraftEndpoint]:
+    """It leaves features out in between, so that nothing is watched; then it has others."""
+    endpoint = DraftEndpoint(1, Payoff(False))
+    for before in (second - 1, second):
+        endpoint.disconnect(float(before))
+        connect(endpoint, (before % 30,) if before % 2 else (), float(before))
+    return [endpoint]
+
+
+def is_forgotten(second: int) -> list[DraftEndpoint]:
+    return [] if second % 2 else [reader(second, (second % 30,))]
+
+
+@pytest.mark.parametrize("ask", [follows_another, comes_back_without, is_forgotten])
+def test_endpoints_that_ask_for_ever_other_boundaries_are_not_followed_often(ask: Any) -> None:
+    """The device knows the last boundaries that it has captured its steps for."""
     watched, captured, changes = WatchedBoundaries(), (), 0
-    for second in range(seconds):
+    for second in range(600):
         wanted = watched.wanted(ask(second), float(second))
         if wanted != watched.now:
             watched.watch(wanted, float(second))
             changes += wanted not in ((), captured)
             captured = wanted or captured
-    return changes
-
-
-def test_endpoints_that_ask_for_ever_other_boundaries_are_not_followed_often() -> None:
-    changes = changes_in(600, lambda second: [reader(1, (second % 30,))])
     assert 1 < changes <= 1 + 600 / WATCH_SECONDS
 
 
-def test_nor_are_those_that_leave_features_out_in_between() -> None:
-    """They come back without, so that nothing is watched; then with others."""
-    endpoint = DraftEndpoint(1, Payoff(False))
-
-    def ask(second: int) -> list[DraftEndpoint]:
-        if endpoint.up:
-            endpoint.disconnect(float(second))
-        connect(endpoint, (second % 30,) if second % 2 else (), float(second))
-        return [endpoint]
-
-    assert 1 < changes_in(600, ask) <= 1 + 600 / WATCH_SECONDS
-
-
-def test_nor_are_links_that_are_forgotten_in_between() -> None:
-    changes = changes_in(600, lambda s: [] if s % 2 else [reader(s, (s % 30,))])
-    assert 1 <= changes <= 1 + 600 / WATCH_SECONDS
-
-
-def test_what_a_link_read_is_watched_while_it_may_come_back() -> None:
-    endpoint = DraftEndpoint(1, Payoff(False))
-    connect(endpoint, (1, 3), 0.0)
-    endpoint.disconnect(100.0)
-    connect(endpoint, (), 101.0)
-    watched = WatchedBoundaries()
-    watched.watch((1, 3), 0.0)
-    assert watched.wanted([endpoint], 100.0 + BACK_SECONDS - 1) == (1, 3)
-    assert watched.wanted([endpoint], 100.0 + BACK_SECONDS) == ()
-
-
-@pytest.mark.parametrize("state", [None, PlaneState.BROKEN], ids=["never agreed", "never up"])
-def test_nothing_is_watched_for_long_for_who_cannot_be_told(state: PlaneState | None) -> None:
-    endpoint = reader(1, (1, 3))
+@pytest.mark.parametrize(
+    ("state", "later"),
+    [(None, ()), (PlaneState.BROKEN, ()), (PlaneState.CONNECTING, (1, 3))],
+    ids=["never agreed", "never up", "on its way"],
+)
+def test_nothing_is_watched_for_long_for_who_cannot_be_told(
+    state: PlaneState | None, later: tuple[int, ...]
+) -> None:
+    endpoint, watched = reader(1, (1, 3)), WatchedBoundaries()
     if state is None:
         endpoint.features = None
     else:
-        broken(endpoint, state)
-    watched = WatchedBoundaries()
+        endpoint.features.state = state
     assert watched.wanted([endpoint], BACK_SECONDS - 1) == (1, 3)  # its plane may still come
-    assert watched.wanted([endpoint], BACK_SECONDS) == ()
-    connecting = broken(reader(2, (1, 3)), PlaneState.CONNECTING)
-    assert watched.wanted([connecting], BACK_SECONDS) == (1, 3)
+    assert watched.wanted([endpoint], BACK_SECONDS) == later
 
 
 def test_no_more_boundaries_are_watched_than_there_is_room_for(
@@ -134,13 +118,6 @@ def test_no_more_boundaries_are_watched_than_there_is_room_for(
     assert wanted == (1, 2, 3, *range(10, 10 + MAX_BOUNDARIES))
     assert len(wanted) <= MOST_BOUNDARIES
     assert [record.getMessage()[:7] for record in caplog.records] == ["link 20"]
-
-
-def test_a_head_may_read_so_many_boundaries_and_no_more() -> None:
-    for count in (1, MAX_BOUNDARIES, MAX_BOUNDARIES + 1):
-        problem = FeatureNeeds(tuple(range(count)), 8, "float32").problem_with(8, 64)
-        assert (problem is None) == (count <= MAX_BOUNDARIES)
-    assert problem == ("boundaries", f"1 to {MAX_BOUNDARIES} are possible, got {count}")
 
 
 def test_what_there_is_no_memory_for_is_not_tried_again_by_the_same_link() -> None:
