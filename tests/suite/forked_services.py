@@ -1,4 +1,4 @@
-"""Services that tests start, forked from one process that has imported what they need.
+"""Services and other processes that tests start, forked from one that has imported what they need.
 
 It begins when the tests do, and serves all workers. What it imports has no gRPC, whose threads do
 not survive a fork; a service imports that for itself.
@@ -10,9 +10,11 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from multiprocessing.connection import wait
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from typing import Any
 
 from ssd_engine.process.fork_server import ForkedProcess, ForkServer
 
@@ -42,6 +44,29 @@ def begin() -> None:
     """Before anything has threads."""
     global _forks
     _forks = ForkServer(PRELOAD)
+
+
+def start_process(name: str, target: Callable[..., Any], *args: Any) -> ForkedProcess:
+    """Calls ``target`` in a process that has torch."""
+    if _forks is None:  # pytest has no workers
+        begin()
+    assert _forks is not None
+    return _forks.start(name, target, *args)
+
+
+def results(name: str, target: Callable[..., Any], many: Iterable[tuple[Any, ...]]) -> list[Any]:
+    """What ``target`` returns for each of these arguments, in processes side by side."""
+    pipes = []
+    for args in many:
+        ours, theirs = Pipe(duplex=False)
+        start_process(name, _send_result, theirs, target, args)
+        theirs.close()
+        pipes.append(ours)
+    return [pipe.recv() for pipe in pipes]
+
+
+def _send_result(pipe: Connection, target: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    pipe.send(target(*args))
 
 
 class ForkedService:

@@ -23,7 +23,14 @@ SOURCES = (
     ROOT / "protos",
 )
 PURE, TORCH, PROCESSES = TIERS = ("pure", "torch", "processes")
-STARTS_PROCESSES = {"subprocess", "multiprocessing", "playwright", "tests.processes"}
+STARTS_PROCESSES = {
+    "subprocess",
+    "multiprocessing",
+    "playwright",
+    "tests.processes",
+    "tests.suite.forked_services.results",
+    "tests.suite.forked_services.start_process",
+}
 IS_TORCH = {"torch", "transformers", "triton", "speculators"}
 _IMPORT = re.compile(r"^(?:from ([\w.]+) import (\([^)]*\)|.*)|import ([\w.]+))", re.MULTILINE)
 

@@ -1,12 +1,12 @@
 """A process that holds one end of a tensor plane and does what a test tells it."""
 
-import multiprocessing
 import os
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from ssd_engine.tensor_plane.sender import Sender
 from ssd_engine.tensor_plane.transports import connection as connection_module
 from ssd_engine.tensor_plane.transports import greeting as greeting_module
 from ssd_engine.tensor_plane.transports import process_group as process_group_module
+from tests.suite.forked_services import start_process
 from tests.waiting import HANG_SECONDS, wait_until
 
 LOOPBACK = "127.0.0.1"
@@ -39,10 +40,6 @@ LIMITS = (
     (process_group_module, "STALL_SECONDS"),
     (greeting_module, "HELLO_SECONDS"),
 )
-
-# Forked from a server that has torch loaded: a process costs milliseconds.
-_processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["tests.engine.tensor_plane.peer"])
 
 
 def make_rows(seed: int, num_rows: int, stream: RowsStream = DISTRIBUTIONS) -> torch.Tensor:
@@ -165,9 +162,8 @@ class Peer:
 
 @contextmanager
 def peer() -> Iterator[Peer]:
-    ours, theirs = _processes.Pipe()
-    process = _processes.Process(target=_serve, args=(theirs,), daemon=True)
-    process.start()
+    ours, theirs = Pipe()
+    process = start_process("peer", _serve, theirs)
     theirs.close()
     try:
         yield Peer(process, ours)

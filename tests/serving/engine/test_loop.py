@@ -1,13 +1,14 @@
 """The end of an engine whose front is gone: no error, and nothing in its log."""
 
-import multiprocessing
 import os
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
 from ssd_serving.engine.loop import run_engine
+from tests.suite.forked_services import start_process
 from tests.suite.scale import full_only
 
 
@@ -27,10 +28,8 @@ def _live(pipe: Connection, does: str) -> None:
 
 @pytest.mark.parametrize("does", [full_only("reads"), "reads what is reset", full_only("writes")])
 def test_an_engine_ends_quietly_with_its_front(tmp_path: Path, does: str) -> None:
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_engine, args=(theirs, tmp_path / "log", does))
-    process.start()
+    ours, theirs = Pipe()
+    process = start_process("engine", _engine, theirs, tmp_path / "log", does)
     theirs.close()
     assert ours.recv() == "ready"
     if does == "reads what is reset":

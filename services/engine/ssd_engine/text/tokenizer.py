@@ -290,8 +290,7 @@ class Tokenizer:
             return
         trial = chat_question(self._inner, [{"role": "user", "content": "x"}], False)
         try:
-            RENDERERS.ask(trial)
-            RENDERERS.start(trial)
+            RENDERERS.ask(trial)  # and no caller waits for the start of the process
         except QuestionsRefused as error:
             raise ModelError(
                 f"{self._template_source}: the chat template is broken: {reason_of(error)}"

@@ -111,7 +111,7 @@ class Parser:
                     reading.wait_again()
                 async with self._slow_lane.turn(holder):
                     reading.begun = True
-                    return await _on_thread(self._slow_pool, work)
+                    return await _on_thread(self._slow_pool, lambda: _patiently(work))
         finally:
             account.running -= 1
             if size >= LONG_BYTES and not self._gives_back:
@@ -159,6 +159,11 @@ async def _on_thread(pool: ThreadPoolExecutor, work: Callable[[], Result]) -> Re
 
 def _quickly(work: Callable[[], Result]) -> Result:
     with RENDERERS.first_budget():
+        return work()
+
+
+def _patiently(work: Callable[[], Result]) -> Result:
+    with RENDERERS.patiently():
         return work()
 
 

@@ -1,9 +1,7 @@
 """Ranks that share a GPU, for debugging: by NCCL where it allows that, else through the host."""
 
 import itertools
-import multiprocessing
 import os
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,12 +14,9 @@ from ssd_engine.models.tensor_parallel import GroupThroughHost, RankGroup
 from ssd_engine.parallel.ranks import group as group_module
 from ssd_engine.parallel.ranks.group import join_group
 from ssd_engine.parallel.ranks.rank_start import RankPlacement
+from tests.suite.forked_services import results
 
 ROWS = [(24, 64, torch.bfloat16), (3, 5, torch.float32), (7, 64, torch.float64)]
-
-# Forked from a server that has torch loaded: a process costs milliseconds.
-_processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["tests.engine.parallel.ranks.test_group"])
 
 
 def add_up(rank: int, store: Path) -> tuple[list[bool], list[list[int]] | None, int]:
@@ -47,8 +42,7 @@ def add_up(rank: int, store: Path) -> tuple[list[bool], list[list[int]] | None, 
 
 
 def test_a_sum_of_four_ranks_is_the_same_wherever_its_row_lies(tmp_path: Path) -> None:
-    with ProcessPoolExecutor(4, mp_context=_processes) as ranks:
-        found = list(ranks.map(add_up, range(4), [tmp_path / "store"] * 4))
+    found = results("rank", add_up, [(rank, tmp_path / "store") for rank in range(4)])
     for rank, (same, columns, least) in enumerate(found):
         assert all(same)
         assert columns == (None if rank else [[0, 0, 1, 2, 2, 4, 3, 6]])

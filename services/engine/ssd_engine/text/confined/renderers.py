@@ -39,20 +39,18 @@ class ChatRenderers:
         self._thread = threading.local()
 
     def ask(self, question: Mapping[str, Any]) -> str:
-        if not getattr(self._thread, "has_first_budget", False):
+        """Asks a quick process, or the patient one where this thread is ``patiently`` at it."""
+        if getattr(self._thread, "is_patient", False):
             return self._patient.ask(question)
+        if getattr(self._thread, "has_first_budget", False):
+            question = {**question, "seconds": FIRST_BUDGET}
         process = self._idle.get()
         try:
-            return process.ask({**question, "seconds": FIRST_BUDGET})
+            return process.ask(question)
         except QuestionUnfinished:
             raise TakesLong("the chat is not rendered within its first budget") from None
         finally:
             self._idle.put(process)
-
-    def start(self, question: Mapping[str, Any]) -> None:
-        """Asks a quick one what the patient one has answered, so that no caller waits for its
-        start. Another one starts for whoever finds it busy."""
-        self._quick[-1].ask(question)  # the first to be asked
 
     @contextmanager
     def first_budget(self) -> Iterator[None]:
@@ -62,6 +60,16 @@ class ChatRenderers:
             yield
         finally:
             self._thread.has_first_budget = False
+
+    @contextmanager
+    def patiently(self) -> Iterator[None]:
+        """What this thread asks is for the patient process, which starts with the first chat that
+        needs it."""
+        self._thread.is_patient = True
+        try:
+            yield
+        finally:
+            self._thread.is_patient = False
 
     def close(self) -> None:
         for each in (self._patient, *self._quick):
