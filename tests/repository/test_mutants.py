@@ -4,7 +4,7 @@ import ast
 from pathlib import Path
 
 from tools.mutants.faults import draw, faults
-from tools.mutants.tree import SOURCES
+from tools.mutants.tree import SOURCES, Tree
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = '''
@@ -42,3 +42,10 @@ def test_every_fault_of_the_services_and_its_probe_compile() -> None:
         for changed in (fault.applied(source), fault.told(source, "probe()")):
             assert ast.dump(ast.parse(changed)) != ast.dump(ast.parse(source)), fault
     assert drawn == draw(ROOT, modules, 10, seed=7)
+
+
+def test_the_tree_with_a_fault_installs_nothing(tmp_path: Path) -> None:
+    """It uses this environment, and make installs what is newer than the environment."""
+    tree = Tree(tmp_path / "tree")
+    for name in ("pyproject.toml", "services/engine/ssd_engine/kernels/cpu/panels.c"):
+        assert (tree.folder / name).stat().st_mtime == (ROOT / name).stat().st_mtime

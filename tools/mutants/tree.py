@@ -23,6 +23,11 @@ class Tree:
         subprocess.run(["git", "clone", "--quiet", "--shared", ROOT, folder], check=True)
         for built in (ROOT / "services").rglob("*.so"):
             shutil.copy2(built, folder / built.relative_to(ROOT))
+        # As old as they are here: tests call make, which would install what is newer than its mark,
+        # and everybody who uses this environment would import this tree.
+        for name in _output(["git", "ls-files", "-z"], folder).split("\0")[:-1]:
+            if (ROOT / name).exists():
+                shutil.copystat(ROOT / name, folder / name)
 
     def modules(self) -> list[Path]:
         found = (path for source in SOURCES for path in (self.folder / source).rglob("*.py"))
@@ -33,12 +38,8 @@ class Tree:
 
     def restore(self) -> None:
         """As it was committed."""
-        changed = subprocess.check_output(
-            ["git", "diff", "--name-only"], cwd=self.folder, text=True
-        )
-        for name in changed.split():
-            committed = subprocess.check_output(["git", "show", f"HEAD:{name}"], cwd=self.folder)
-            self.write(Path(name), committed.decode())
+        for name in _output(["git", "diff", "--name-only"], self.folder).split():
+            self.write(Path(name), _output(["git", "show", f"HEAD:{name}"], self.folder))
 
     def write(self, module: Path, source: str) -> None:
         """With a time of its own, so that nothing compiled before is taken for it."""
@@ -69,3 +70,7 @@ class Tree:
             said, _ = process.communicate()
             return None, said
         return process.returncode, said
+
+
+def _output(command: Sequence[str], folder: Path) -> str:
+    return subprocess.check_output(command, cwd=folder, text=True)
