@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tools.attack import afar
+from tools.attack.__main__ import main
 from tools.attack.watch import Phase, Row
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,10 +55,14 @@ def test_attackers_come_from_another_address() -> None:
         assert near.recv(5) == b"there"
 
 
-def test_an_attack_that_is_not_known_is_named() -> None:
-    ended = attack("flood")
-    assert ended.returncode == 2
-    assert "no such attack: flood; there are cancel_storm, " in ended.stderr
+def test_an_attack_that_is_not_known_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["attack", "flood"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "no such attack: flood; there are cancel_storm, " in capsys.readouterr().err
 
 
 @pytest.mark.full

@@ -76,7 +76,8 @@ def test_what_there_is_no_room_for_has_a_code(
 ) -> None:
     answered, error = refused(gateway, path, body)
     told = answered, error["param"], error["code"], error["type"]
-    assert told == (status, param, code, "invalid_request_error"), error
+    log = gateway.log()[-3000:] if answered == 500 else ""
+    assert told == (status, param, code, "invalid_request_error"), f"{error}\n{log}"
     assert re.fullmatch(words, error["message"]), error
     assert error["message"].endswith(" (context_length_exceeded)") == (status == 400)
     assert CONTRACT.search(error["message"]) is None

@@ -107,7 +107,7 @@ def test_a_figure_of_speed_is_on_the_page_of_benchmarks() -> None:
     assert figures <= set(re.findall(number, FIGURES))
 
 
-SMALLER = ("GROWN=hidden=512", "GROWN_DRAFT=hidden=256")  # what is grown less is sooner loaded
+SMALLER = ("GROWN=hidden=384", "GROWN_DRAFT=hidden=192")  # what is grown less is sooner loaded
 
 
 @pytest.mark.parametrize("sizes", [full_only(()), SMALLER])

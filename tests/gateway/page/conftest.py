@@ -15,7 +15,7 @@ from tests.suite.tools import tool
 def visitor(gateway: GatewayProcess) -> Iterator[BrowserContext]:
     expect.set_options(timeout=PATIENCE_MS)
     with sync_playwright() as playwright:
-        flags = ["--no-sandbox", "--disable-gpu"]
+        flags = ["--no-sandbox", "--disable-gpu", "--process-per-site"]
         browser = playwright.chromium.launch(executable_path=tool(*CHROMIUM), args=flags)
         context = browser.new_context(base_url=gateway.url, reduced_motion="reduce")
         context.set_default_timeout(PATIENCE_MS)
