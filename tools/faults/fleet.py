@@ -137,10 +137,10 @@ class Hit:
 
     def __init__(self, service: Service, place: Place, number: signal.Signals) -> None:
         self._service, self._number = service, number
-        self._pid = service.processes()[place.role]
-        # Engines leave SIGTERM to their front.
-        passed_over = number is signal.SIGTERM and place.role == "engine"
-        self._ends = number is not signal.SIGSTOP and not passed_over
+        self._role, self._pid = place.role, service.processes()[place.role]
+        # Engines leave SIGTERM to their front, which starts those again that have ended.
+        self._ends = number is not signal.SIGSTOP and place.role == "front"
+        self._ends_engine = number is signal.SIGKILL and place.role == "engine"
         self.at = time.monotonic()
         os.kill(self._pid, number)
 
@@ -155,8 +155,13 @@ class Hit:
         if self._ends:
             self._wait_for_end()
             self._service.start()
+        if self._ends_engine:
+            _wait(self._has_another, f"another engine of the {self._service.name}")
         self._service.wait_until_ready()
         return time.monotonic() - self.at
+
+    def _has_another(self) -> bool:
+        return self._service.processes().get(self._role, self._pid) != self._pid
 
     def _wait_for_end(self) -> None:
         try:

@@ -21,9 +21,9 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-import grpc
 import torch
 
+import ssd_client
 from ssd_draft.speculators.registry import KINDS
 from ssd_engine.checkpoints.model_store import shipped_models
 from ssd_engine.execution.runner_options import RunnerOptions
@@ -57,7 +57,7 @@ DEPTH = 2
 SEED = 5
 ROOM = ("--max-model-len", "512", "--max-num-seqs", "4", "--num-kv-blocks", "256")
 SPECULATES = ("--depth", str(DEPTH), "--no-auto-off", "--no-adapt-depth")
-DEATH_SECONDS = 10.0  # until a service that lost a rank must have ended
+DEATH_SECONDS = 10.0  # until a service that lost a rank must have said so
 BACK_SECONDS = 30.0  # until rows must come again
 EXIT_SECONDS = 5.0  # that a rank has to end in, once it is done
 LAST_ERRORS = 400  # letters of what a rank said that failed
@@ -247,31 +247,41 @@ def _texts_that_hit(client: Client, mode: str, temperature: float) -> list[Gener
 
 
 def _kill_rank(client: Client) -> Row:
-    """The last rank dies while a text is generated: the service ends, and says why."""
-    front = process_of(client.address)
-    rank = computing(front.pid)[-1]
+    """The last rank dies while a text is generated: the service says why, starts its engine again,
+    and the text goes on as it would have."""
+    rank = computing(process_of(client.address).pid)[-1]
     with ThreadPoolExecutor(1) as thread:
-        running = thread.submit(_until_cut_off, client)
+        running = thread.submit(_long_text, client.address)
         time.sleep(0.5)
         begin = time.monotonic()
         os.kill(rank, signal.SIGKILL)
-        with contextlib.suppress(Exception):
-            front.wait(4 * DEATH_SECONDS)
-        seconds, code = time.monotonic() - begin, front.poll()
-        cut_off = running.result(timeout=DEATH_SECONDS) if code is not None else ""
-    reason = re.search(r"rank \d+ died with exit code -9", log_of(client.address))
-    ended = code is not None and seconds < DEATH_SECONDS and reason is not None
-    found = {"seconds": seconds, "exit code": code, "says": reason.group() if reason else ""}
-    failed = {} if ended else {FAILED: "the service did not end with its reason"}
-    return {**found, "request": cut_off, **failed}
+        reason = _reason(client.address, begin + DEATH_SECONDS)
+        seconds = time.monotonic() - begin
+        text = running.result()
+    equal = isinstance(text, list) and text == _long_text(client.address)
+    found = {"seconds": seconds, "says": reason, "request": "equal" if equal else str(text)[:200]}
+    problem = "" if reason else "the service does not say why"
+    problem = problem or ("" if equal else "the text is not the one that was begun")
+    return {**found, **({FAILED: problem} if problem else {})}
 
 
-def _until_cut_off(client: Client) -> str:
+def _reason(address: str, until: float) -> str:
+    """What the service's log says of the death, "" if nothing."""
+    while True:
+        found = re.search(r"rank \d+ died with exit code -9", log_of(address))
+        if found or time.monotonic() > until:
+            return found.group() if found else ""
+        time.sleep(0.01)
+
+
+def _long_text(address: str) -> list[int] | str:
+    """The tokens of a text, by a client that goes on where it was lost; or why there is none."""
     try:
-        client.generate("A long story", "off", 400)
-    except grpc.RpcError as error:
-        return str(error.code())
-    return "complete"
+        with ssd_client.Client(address, retries=100) as client:
+            asked = dict(mode="off", max_tokens=400, temperature=0.0, seed=0, ignore_eos=True)
+            return list(client.generate("A long story", **asked).token_ids)
+    except ssd_client.ClientError as error:
+        return str(error)
 
 
 # Planes

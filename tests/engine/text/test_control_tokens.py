@@ -2,6 +2,7 @@
 
 import atexit
 import json
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
@@ -139,7 +140,7 @@ LIBRARIES: dict[str, Callable[[], tuple[Library, dict[str, Any]]]] = {
 @cache
 def folder_of(kind: str) -> Path:
     library, options = LIBRARIES[kind]()
-    folder = Path(FOLDERS.name) / kind
+    folder = Path(FOLDERS.name) / f"{kind} {os.getpid()}"  # workers do not share it
     folder.mkdir()
     return write(folder, library, **options)
 
