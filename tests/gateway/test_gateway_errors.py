@@ -95,6 +95,11 @@ NAMED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"messages": [{"role": ""}]}, "messages[0].role"),
     (CHAT, {"messages": [{"role": "user", "content": {}}]}, "messages[0].content"),
     (CHAT, {"chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs"),
+    (
+        CHAT,
+        {"chat_template_kwargs": {"messages": 1}, "reasoning_effort": "low"},
+        "chat_template_kwargs",
+    ),
     (CHAT, {"chat_template_kwargs": {"a": "x" * 20_000}}, "chat_template_kwargs"),
     (CHAT, {"chat_template_kwargs": nested(400)}, "chat_template_kwargs"),
     (CHAT, {"chat_template_kwargs": nested(24)}, "chat_template_kwargs"),

@@ -147,7 +147,9 @@ def test_percentiles_lie_between_values_and_an_interval_holds_its_median() -> No
     assert percentile([1.0, 2.0, 3.0], 50) == 2.0
     assert percentile([0.0, 10.0], 99) == pytest.approx(9.9)
     found = interval([3.0, 1.0, 2.0, 2.5, 1.5])
-    assert 1.0 <= found.low <= found.median == 2.0 <= found.high <= 3.0
+    assert (found.low, found.median, found.high) == (1.0, 2.0, 3.0)  # so few have a range
+    enough = interval([1.0, 2.0, 2.0, 2.0, 2.0, 90.0])
+    assert enough.low <= enough.median == 2.0 <= enough.high < 90.0
 
 
 # Equality

@@ -106,6 +106,7 @@ def make_rows(n: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.tensor(seeds), torch.tensor([2**32 - 2 + i for i in range(n)])
 
 
+@pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize(
     ("n", "vocab"),
     # The last one has more rows than a piece holds.
@@ -114,6 +115,8 @@ def make_rows(n: int) -> tuple[torch.Tensor, torch.Tensor]:
         (7, VOCAB),
         (2, 1),
         (2, 2),
+        (3, 63),
+        (3, 65),
         (2, 2**15 - 1),
         (2, 2**15),
         (2, 2**15 + 1),
@@ -121,8 +124,11 @@ def make_rows(n: int) -> tuple[torch.Tensor, torch.Tensor]:
     ],
 )
 def test_noise_of_rows_and_of_scattered_tokens_is_that_of_each_token_bit_for_bit(
-    n: int, vocab: int
+    n: int, vocab: int, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert noise.load_uniform_noise() is not None
+    if not compiled:
+        monkeypatch.setattr(noise, "load_uniform_noise", lambda: None)
     seed, position = make_rows(n)
     rows = gumbel_rows(seed, position, vocab)
     assert torch.equal(rows, gumbel(seed[:, None], position[:, None], torch.arange(vocab)))

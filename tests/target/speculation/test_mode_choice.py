@@ -310,7 +310,11 @@ def test_the_text_is_that_of_plain_decoding_however_the_choice_changes(
             Request(prompts[i], sampling[i], 60, speculation=SpeculationRequest(mode, depth=DEPTH))
             for i, mode in enumerate(asked)
         ]
+        begin = simulated.now
         results = run(simulated.core, requests)
+        spent = simulated.speculator.totals
+        rounds_s = (spent.cache_round_micros + spent.other_round_micros) / 1e6
+        assert 0 < rounds_s <= len(requests) * (simulated.now - begin)
         return [result.tokens for result in results], simulated.speculator.totals
 
     with torch.backends.mkldnn.flags(enabled=False):

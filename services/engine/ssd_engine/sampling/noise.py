@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ssd_engine.kernels.cpu.noise_kernel import load_uniform_noise
+
 MASK32 = 0xFFFFFFFF
 MULTIPLIER_0 = 0xD2511F53
 MULTIPLIER_1 = 0xCD9E8D57
@@ -22,7 +24,7 @@ STREAM_DRAFT = 1  # rejection: what the draft draws from its own distribution,
 STREAM_ACCEPT = 2  # the uniform that decides on it,
 STREAM_RESIDUAL = 3  # and the target's token after the last accepted one
 
-# Elements per piece: int64 temporaries of this size stay in a core's cache.
+# Elements per piece: temporaries of this size stay in a core's cache.
 _PIECE = 1 << 15
 
 
@@ -68,7 +70,12 @@ def uniform_rows(seed: Tensor, position: Tensor, stream: int) -> Tensor:
 
 def gumbel(seed: Tensor, position: Tensor, token: Tensor, stream: int = STREAM_SAMPLE) -> Tensor:
     """Standard Gumbel noise of ``uniform``'s shape; finite: it lies in [-3.14, 22.88]."""
-    return -torch.log(-torch.log(uniform(seed, position, token, stream)))
+    return _gumbel_of(uniform(seed, position, token, stream))
+
+
+def _gumbel_of(uniform: Tensor) -> Tensor:
+    """Takes the place of the uniform noise."""
+    return uniform.log_().neg_().log_().neg_()
 
 
 def gumbel_rows(
@@ -76,6 +83,9 @@ def gumbel_rows(
 ) -> Tensor:
     """Noise of every token for rows with seed [n] and position [n]: [n, vocab_size] float64."""
     n = seed.shape[0]
+    compiled = load_uniform_noise() if seed.device.type == "cpu" else None
+    if compiled is not None:
+        return _gumbel_of(compiled(seed, position, vocab_size, stream))
     out = torch.empty(n, vocab_size, dtype=torch.float64, device=seed.device)
     columns = seed[:, None], position[:, None]
     width = max(1, _PIECE // max(1, n)) if seed.device.type == "cpu" else vocab_size

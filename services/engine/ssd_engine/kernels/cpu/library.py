@@ -14,15 +14,20 @@ INSTRUCTION_SETS = ("AVX-512", "AVX2", "NEON", PORTABLE)  # the best first
 Kernel = TypeVar("Kernel")
 
 
+def compiled() -> ctypes.CDLL | None:
+    """The extension; None where it was not built."""
+    spec = importlib.util.find_spec("ssd_engine.kernels.cpu._compiled")
+    return ctypes.CDLL(spec.origin) if spec is not None and spec.origin is not None else None
+
+
 def load_best(
     make: Callable[[ctypes.CDLL, str], Kernel], instructions: str | None
 ) -> Kernel | None:
     """A kernel by the best instructions that the processor has, or by those that are named. None
     where the extension was not built, or the processor lacks what is named."""
-    spec = importlib.util.find_spec("ssd_engine.kernels.cpu._compiled")
-    if spec is None or spec.origin is None:
+    library = compiled()
+    if library is None:
         return None
-    library = ctypes.CDLL(spec.origin)
     for name in INSTRUCTION_SETS if instructions is None else (instructions,):
         try:
             return make(library, name)
