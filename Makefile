@@ -43,7 +43,7 @@ $(VENV)/pyvenv.cfg:
 	$(PYTHON) -m venv $(VENV)
 
 # Compiled when the package is installed.
-KERNEL = services/engine/ssd_engine/kernels/cpu/panels.c services/engine/ssd_engine/kernels/cpu/panels_tiles.h
+KERNEL = $(wildcard services/engine/ssd_engine/kernels/cpu/*.[ch])
 
 # The torch that is installed here, within what pyproject.toml allows: the newest one brings several
 # GB of CUDA along. `make test TORCH='torch>=2.15,<2.16'` tries another in a new VENV.

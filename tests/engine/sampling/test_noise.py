@@ -8,7 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssd_engine.sampling import noise
-from ssd_engine.sampling.noise import gumbel, gumbel_rows, philox, signed64, uniform_rows
+from ssd_engine.sampling.noise import (
+    gumbel,
+    gumbel_of_rows,
+    gumbel_rows,
+    philox,
+    signed64,
+    uniform_rows,
+)
 from tests.suite.scale import share
 
 VOCAB = 150_000
@@ -137,3 +144,5 @@ def test_noise_of_rows_and_of_scattered_tokens_is_that_of_each_token_bit_for_bit
         row = torch.randint(n, (size,), generator=generator)
         token = torch.randint(vocab, (size,), generator=generator)
         assert torch.equal(gumbel(seed[row], position[row], token), rows[row, token])
+        tokens = torch.randint(vocab, (n, size % 70), generator=generator)
+        assert torch.equal(gumbel_of_rows(seed, position, tokens), rows.gather(1, tokens))

@@ -164,7 +164,7 @@ class BlockPool:
         for lease in self._leases:
             for block in lease.blocks:
                 holders[block] += 1
-        held = {block for block, count in enumerate(holders) if count}
+        held = {block for lease in self._leases for block in lease.blocks}
         empty, idle = set(self._empty), set(self._idle)
         problems = {
             "holders": holders != self._holders,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ssd_engine.grammar.follower import GrammarFollower
-from ssd_engine.sampling.noise import STREAM_DRAFT, gumbel, signed64
+from ssd_engine.sampling.noise import STREAM_DRAFT, gumbel_of_rows, signed64
 from ssd_engine.sampling.params import SamplingParams
 from ssd_engine.sampling.rejection import LIKELIEST, draft_distribution, draw_from, sigma_of
 from ssd_engine.sampling.sampler import (
@@ -148,6 +148,6 @@ def _noise(tokens: Tensor, rows: Sequence[SampleRow]) -> Tensor:
     device = tokens.device
     seed = torch.tensor([signed64(row.params.seed) for row in rows], device=device)
     position = torch.tensor([row.position for row in rows], device=device)
-    noise = gumbel(seed[:, None], position[:, None], tokens)
+    noise = gumbel_of_rows(seed, position, tokens)
     greedy = torch.tensor([row.params.greedy for row in rows], device=device)
     return noise.masked_fill_(greedy[:, None], 0.0)

@@ -78,6 +78,14 @@ def _gumbel_of(uniform: Tensor) -> Tensor:
     return uniform.log_().neg_().log_().neg_()
 
 
+def gumbel_of_rows(seed: Tensor, position: Tensor, tokens: Tensor) -> Tensor:
+    """Noise of these tokens [n, width] of rows with seed [n] and position [n]: float64."""
+    compiled = load_uniform_noise() if seed.device.type == "cpu" else None
+    if compiled is not None:
+        return _gumbel_of(compiled(seed, position, tokens, STREAM_SAMPLE))
+    return gumbel(seed[:, None], position[:, None], tokens)
+
+
 def gumbel_rows(
     seed: Tensor, position: Tensor, vocab_size: int, stream: int = STREAM_SAMPLE
 ) -> Tensor:

@@ -16,15 +16,17 @@ struct words {
     uint32_t c0[LANES], c1[LANES], c2[LANES], c3[LANES];
 };
 
-/* Noise [rows, tokens], in (0, 1), for the tokens from 0 on. */
+/* Noise [rows, tokens], in (0, 1), for the TOKENS of each row; NULL: those from 0 on. */
 FOR_EACH_PROCESSOR
-void uniform_noise(const uint64_t *seeds, const uint64_t *positions, size_t rows, size_t tokens,
-                   uint32_t stream, double *out) {
-    for (size_t row = 0; row < rows; row++, out += tokens) {
-        for (size_t first = 0; first < tokens; first += LANES) {
+void uniform_noise(const uint64_t *seeds, const uint64_t *positions, const uint64_t *tokens,
+                   size_t rows, size_t width, uint32_t stream, double *out) {
+    for (size_t row = 0; row < rows; row++, out += width) {
+        for (size_t first = 0; first < width; first += LANES) {
+            size_t count = width - first < LANES ? width - first : LANES;
+            const uint64_t *named = tokens == NULL ? NULL : tokens + row * width + first;
             struct words w;
             for (uint32_t i = 0; i < LANES; i++) {
-                w.c0[i] = (uint32_t)first + i;
+                w.c0[i] = named == NULL ? (uint32_t)first + i : i < count ? (uint32_t)named[i] : 0;
                 w.c1[i] = (uint32_t)positions[row];
                 w.c2[i] = (uint32_t)(positions[row] >> 32);
                 w.c3[i] = stream;
@@ -40,7 +42,6 @@ void uniform_noise(const uint64_t *seeds, const uint64_t *positions, size_t rows
                     w.c3[i] = (uint32_t)p0;
                 }
             }
-            size_t count = tokens - first < LANES ? tokens - first : LANES;
             for (size_t i = 0; i < count; i++) out[first + i] = (w.c0[i] + 0.5) * 0x1p-32;
         }
     }
