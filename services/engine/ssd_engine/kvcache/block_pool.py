@@ -168,11 +168,13 @@ class BlockPool:
         empty, idle = set(self._empty), set(self._idle)
         problems = {
             "holders": holders != self._holders,
-            "a block is both held and free": bool(held & (empty | idle)),
-            "a block is empty and idle": bool(empty & idle) or len(empty) != len(self._empty),
+            "a block is both held and free": not held.isdisjoint(empty)
+            or not held.isdisjoint(idle),
+            "a block is empty and idle": not idle.isdisjoint(empty)
+            or len(empty) != len(self._empty),
             "a block is lost": len(held) + len(empty) + len(idle) != self.num_blocks,
             "an idle block is not cached": not idle <= self._keys.keys(),
-            "an empty block is cached": bool(empty & self._keys.keys()),
+            "an empty block is cached": not empty.isdisjoint(self._keys),
             "index": {b: k for k, b in self._index.items()} != self._keys,
             "names": self._names.keys() != self._keys.keys()
             or len(set(self._names.values())) != len(self._names)
