@@ -128,6 +128,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.full  # services start, several times
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", [part.name for part in PARTS if part.name != "models"])
 def test_a_part_is_rehearsed_on_a_cpu(name: str, models: Path) -> None:
     found = list(nccl_parts.PARTS[name](models, CPU))  # type: ignore[call-arg]

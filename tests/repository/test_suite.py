@@ -1,5 +1,6 @@
 """The tests' own runner: nothing is lost between the process that collects and those that run."""
 
+import json
 import os
 import re
 import subprocess
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.suite.dealing import RECORDED
 from tests.suite.tiers import PROCESSES, PURE, TORCH, tier_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -134,6 +136,12 @@ def test_make_runs_all_tests_at_once_and_shows_the_ten_slowest(target: str) -> N
     (line,) = [line for line in planned.splitlines() if "pytest" in line]
     assert "--durations 10" in line
     assert ("SSD_TEST_FULL=1" in line) == (target == "test-full")
+
+
+def test_no_test_comes_near_its_limit(pytestconfig: pytest.Config) -> None:
+    """A machine may be three times as busy as the one whose times are recorded."""
+    recorded = json.loads(RECORDED.read_text())
+    assert 3 * max(recorded.values()) < float(pytestconfig.getini("timeout"))
 
 
 def test_a_file_has_the_tier_of_what_it_imports() -> None:
