@@ -1,1 +1,1 @@
-"""Products of float32 rows with packed weights on a CPU."""
+"""Kernels of a CPU, with their C sources: products with packed weights, attention, noise."""
